@@ -231,7 +231,7 @@ def test_a_control_tokens_spelling_beside_a_picture_is_text(seeing: WorkerProces
         ("/etc/passwd", "must be a data: URL"),
         ("data:image/png;base64,@@@@", "must be base64"),
         ("data:image/png;base64,", "must not be empty"),
-        (data_url(b"<svg/>"), "no picture that can be read"),
+        (data_url(b"<svg/>"), "not a readable picture"),
         (data_url(picture(1)[:-500]), "damaged or cut off"),
         (data_url(picture(1, (4000, 3))), "200 times"),
     ],

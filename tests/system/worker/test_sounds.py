@@ -76,7 +76,7 @@ def test_the_answer_depends_on_the_sound(hearing: WorkerProcess) -> None:
         (b"ID3" + bytes(100), "WAV, FLAC or MP3"),
         (b"OggS" + bytes(100), "WAV, FLAC or MP3"),
         (sound(seconds=0.01), "takes 0.01 s"),
-        (loud(math.nan), "no numbers"),
+        (loud(math.nan), "not numbers"),
         (loud(-math.inf), "1000000 times as loud"),
         (loud(3e38), "1000000 times as loud"),
         (sound(rate=1000), "1000 Hz"),

@@ -1,5 +1,4 @@
-"""The engine's side of the process that decodes pictures and sounds (`decoder_child`). Intake
-threads."""
+"""The client of the process that decodes pictures and sounds (`decoder_child`). Intake threads."""
 
 from __future__ import annotations
 
@@ -13,15 +12,15 @@ from worker.errors import InvalidRequest
 from worker.wire.work import Medium
 
 _SECONDS = 20.0
-"""Of a processor. The largest picture takes one or two."""
+"""The limit of processor time for a medium. The largest picture takes one or two."""
 
 
 class Encoded(Struct, frozen=True):
     medium: Medium
     sample_rate: int
-    """Samples per second that a sound is wanted in."""
+    """The wanted rate of a sound, in samples per second."""
     most_seconds: float
-    """Of a sound; of a longer one nothing more is decoded."""
+    """A longer sound is decoded no further than it takes to know that."""
 
 
 class Picture(Struct, frozen=True, tag=True):
@@ -37,10 +36,10 @@ class Sound(Struct, frozen=True, tag=True):
 
 
 class TooLong(Struct, frozen=True, tag=True):
-    """A sound that takes longer than was asked for."""
+    """A sound that is longer than `most_seconds`."""
 
     seconds: float
-    """At least."""
+    """The least that it takes."""
 
 
 class Refusal(Struct, frozen=True, tag=True):
@@ -52,7 +51,7 @@ _read_answer = msgspec.msgpack.Decoder(Picture | Sound | TooLong | Refusal).deco
 
 class Decoder(BoundedProgram):
     def __init__(self) -> None:
-        # Decoders tell each fault of a file there, and a client may send files of many.
+        # Decoders write each fault of a file to standard error, and a client's file may have many.
         super().__init__("worker.engine.media.decoder_child", is_quiet=True)
 
     def decode(
@@ -76,4 +75,4 @@ class Decoder(BoundedProgram):
 
 
 decoder = cache(Decoder)
-"""The one of this process."""
+"""The decoder of this process, started at the first call."""

@@ -1,7 +1,7 @@
 """Decodes pictures and sounds in processes that the kernel bounds (`confinement.bounded`).
 
-A medium is anybody's bytes, and decoders are native code. One that runs on, needs too much memory
-or ends its process costs its own request alone.
+A medium is untrusted, and decoders are native code. One that does not end, needs too much memory or
+crashes fails only its own request.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from worker.engine.media.decoder import Encoded, Picture, Refusal, Sound, TooLon
 from worker.errors import InvalidRequest
 
 MAX_BYTES = 2**30
-"""Of all memory that a medium takes: the pixels of the largest picture several times."""
+"""The limit of the memory that a medium takes: several times the pixels of the largest picture."""
 
 
 def main() -> None:
@@ -42,7 +42,7 @@ def _decoded(encoded: Encoded) -> Picture | Sound | TooLong | Refusal:
 
 
 def _warm_up() -> None:
-    """Have the libraries open what they open at the first medium."""
+    """Make the libraries open the files that they open at the first medium."""
     Image.init()
     for form in picture.FORMATS:
         Image.new("RGB", (8, 8)).save(file := io.BytesIO(), form)

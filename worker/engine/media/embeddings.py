@@ -9,11 +9,11 @@ import numpy.typing as npt
 
 Rows = npt.NDArray[np.float32]
 Key = tuple[str | None, bytes]
-"""The request's cache salt, under which alone they are used again, and the part's name."""
+"""The request's cache salt, as embeddings are reused only under the same, and the part's name."""
 
 
 class Embeddings:
-    """At most `most_bytes`; the least recently used give way."""
+    """At most `most_bytes`; the least recently used are evicted, but not the newest."""
 
     def __init__(self, most_bytes: int) -> None:
         self.most_bytes = most_bytes

@@ -1,6 +1,6 @@
 """Decodes pictures: sizes are read from the header, and refused, before a pixel is decoded.
 
-Only the decoder's process: decoders are native code, and the bytes are anybody's.
+Runs only in the decoder's process: decoders are native code, and the bytes are untrusted.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from worker.engine.media.decoder import Picture
 from worker.errors import InvalidRequest
 
 FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP")
-_NOT_READABLE = f"it is no picture that can be read: {', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
+_NOT_READABLE = f"it is not a readable picture: {', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
 MAX_PIXELS = 1 << 25
-"""Three bytes each, several times while they are prepared."""
+"""Each takes three bytes, several times while the picture is prepared."""
 MAX_SIDE = 1 << 15
 MAX_RATIO = 200
-"""Of the longer side to the shorter: projectors scale a picture by either."""
+"""The largest ratio of the longer side to the shorter: projectors scale a picture by either."""
 
 
 def decode(encoded: bytes) -> Picture:
     """The pixels of a picture as it is meant to be seen: the first frame, turned as its EXIF says.
 
     Raises:
-        InvalidRequest: it is no picture that can be read, or too large.
+        InvalidRequest: it is not a readable picture, or too large.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of damage that the decoder can live with
@@ -40,12 +40,12 @@ def decode(encoded: bytes) -> Picture:
         width, height = image.size
         if width * height > MAX_PIXELS:
             raise InvalidRequest(
-                f"the picture has {width} × {height} pixels; {MAX_PIXELS:,} are taken at most"
+                f"the picture has {width} × {height} pixels; at most {MAX_PIXELS:,} are allowed"
             )
         if max(width, height) > min(MAX_SIDE, MAX_RATIO * min(width, height)):
             raise InvalidRequest(
-                f"the picture has {width} × {height} pixels; a side may have {MAX_SIDE:,} at most, "
-                f"and {MAX_RATIO} times those of the other"
+                f"the picture has {width} × {height} pixels; a side may have at most {MAX_SIDE:,}, "
+                f"and at most {MAX_RATIO} times as many as the other"
             )
         try:
             image.load()
@@ -62,12 +62,12 @@ def decode(encoded: bytes) -> Picture:
 def _turned(image: Any) -> Any:
     try:
         return ImageOps.exif_transpose(image)
-    except Exception:  # what is written beside the picture may be damaged, too
+    except Exception:  # the metadata may be damaged, too
         return image
 
 
 def _rgb(image: Any) -> Any:
-    """Three channels of eight bits; what is transparent keeps its colour."""
-    if image.mode.startswith("I;16"):  # a conversion would cut off what is above 255
+    """Three channels of eight bits; transparent pixels keep their colours."""
+    if image.mode.startswith("I;16"):  # a conversion would clip values above 255
         image = image.point(lambda value: value / 256).convert("L")
     return image.convert("RGB")

@@ -1,4 +1,4 @@
-"""Turns a picture or sound into what stands for it in a prompt. Intake threads."""
+"""Turns a picture or sound into the pieces that represent it in a prompt. Intake threads."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from worker.llama.media import MediaChunk, Piece, Projector
 from worker.wire.work import Medium
 
 MOST_WAITING_TOKENS = 32_768
-"""Of media that are decoded and wait. The pixels of one token take 9 KiB (Qwen-VL: 28 of each side)
-to 37 KiB (Gemma 3: 56) of memory, as floats."""
+"""The limit of tokens of media that are decoded and wait. The pixels of one token take 9 KiB
+(Qwen-VL: 28 of each side) to 37 KiB (Gemma 3: 56) of memory, as floats."""
 
 _PERIOD = 30.0
-"""Seconds after which the windows of each kind of projector that hears begin as they did."""
+"""Seconds after which the windows of every kind of projector for sounds repeat."""
 _LEAST_SHARE = 0.9
-"""Of a sound's length times the projector's rate, to which kinds round in steps of up to 3 s."""
+"""A sound has at least this share of its length times the projector's rate in tokens: some kinds
+round the length in steps of up to 3 s."""
 
 _Key = tuple[str | None, Literal["image", "audio"], bytes]
-"""A request's cache salt, and what a medium is read as; the medium's name."""
+"""A request's cache salt, what a medium is read as, and the medium's SHA-256."""
 
 
 class Decoded(list[Piece]):
@@ -40,7 +41,7 @@ class Decoded(list[Piece]):
 
 class DoesNotFit(Exception):
     def __init__(self, n_tokens: int) -> None:
-        """`n_tokens`: of the medium, at least."""
+        """`n_tokens` is the least that the medium has."""
         super().__init__(n_tokens)
         self.n_tokens = n_tokens
 
@@ -49,7 +50,7 @@ class MediaReader:
     def __init__(
         self, projector: Projector, decoder: Decoder, micro_batch: int, n_cells: int
     ) -> None:
-        """`n_cells`: what the media of running requests have at most."""
+        """`n_cells`: the most tokens that the media of running requests have."""
         self._projector, self._decoder = projector, decoder
         self._micro_batch = micro_batch
         self._most_tokens = n_cells + MOST_WAITING_TOKENS
@@ -62,7 +63,7 @@ class MediaReader:
 
         Raises:
             InvalidRequest: it cannot be decoded, or the model cannot take it; names its field.
-            DoesNotFit: it has more tokens. A sound that is far longer is not decoded.
+            DoesNotFit: it has more tokens. A sound that is far too long is not decoded to its end.
             QueueFull: too many media are decoded and wait.
             Cancelled: nobody waits for the prompt.
         """
@@ -113,13 +114,13 @@ class MediaReader:
 
     @cached_property
     def _least_rate(self) -> float:
-        """Tokens of each second of a sound that takes `_PERIOD` or longer, at least; 0 if its
-        length adds none."""
+        """The least tokens per second of a sound that takes `_PERIOD` or longer; 0 if its length
+        adds none."""
         shorter, longer = map(self._silence, (1.0, 1.0 + _PERIOD))
         return _LEAST_SHARE * (longer - shorter) / _PERIOD
 
     def _silence(self, seconds: float) -> int:
-        """The tokens of so many seconds of it."""
+        """The number of tokens of `seconds` of silence."""
         samples = np.zeros(int(seconds * self._projector.sample_rate), np.float32)
         return sum(map(_length, self._projector.sound(samples)))
 

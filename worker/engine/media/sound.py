@@ -1,6 +1,6 @@
-"""Decodes sounds: WAV, FLAC and MP3, a second at a time, so that none takes more than its bound.
+"""Decodes sounds: WAV, FLAC and MP3, a second at a time, so that none exceeds its limit.
 
-Only the decoder's process: decoders are native code, and the bytes are anybody's.
+Runs only in the decoder's process: decoders are native code, and the bytes are untrusted.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from worker.errors import InvalidRequest
 
 MAX_SECONDS, _MIN_SECONDS = 1800.0, 0.1
 FORMATS = ("WAV", "FLAC", "MP3")
-_NOT_READABLE = f"it is no sound that can be read: {', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
+_NOT_READABLE = f"it is not a readable sound: {', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
 _BEGINNING = re.compile(rb"RIFF....WAVE|fLaC|ID3|\xff[\xe0-\xff]", re.DOTALL)
-"""Of these formats; libsndfile reads others, too."""
+"""How files of these formats begin; libsndfile reads others, too."""
 _LOUDEST = 1e6
 """Full scale is 1; decoders give more for a loud sound, and anything for a damaged one."""
 _RATES = range(4000, 384_001)
 _MAX_CHANNELS = 8
 _UNKNOWN = 2**63 - 1
-"""The length of a sound whose header tells none."""
+"""libsndfile's length of a sound whose header has none."""
 
 _HEADER_BYTES = 64 * 1024
-"""In which a WAV's samples begin, if its length is to be looked at."""
+"""A WAV's length is checked only if its samples begin within this many bytes."""
 _MOST = b"\xff" * 4
 
 _MOST_LONGER = 64
@@ -40,16 +40,16 @@ Samples = npt.NDArray[np.float32]
 
 
 class _Stream(soundfile.SoundFile):  # type: ignore[misc]
-    """A file that is read on. soundfile seeks to where it is after each read, which fails at the
-    end of a FLAC whose header tells no length, as encoders write it into a pipe."""
+    """A file that is only read forwards. soundfile seeks to its position after each read, which
+    fails at the end of a FLAC without a length in its header, as encoders write it into a pipe."""
 
     def seekable(self) -> bool:
         return False
 
 
 class _EndIsFar(io.BytesIO):
-    """An MP3 that tells more bytes than it has. Without a tag, libsndfile guesses its length from
-    its bytes and its first bit rate, and reads no further, though the rest may take longer."""
+    """An MP3 that reports more bytes than it has. Without a tag, libsndfile estimates its length
+    from its bytes and first bit rate, and reads no further, though the rest may take longer."""
 
     def __init__(self, encoded: bytes) -> None:
         super().__init__(encoded)
@@ -68,8 +68,8 @@ class _EndIsFar(io.BytesIO):
         return super().tell() + self._from_end
 
     def readinto(self, buffer: Any) -> int:
-        """What is asked for, filled up with zeros where it is cut off, as the last frame may be;
-        nothing behind that."""
+        """Fill the buffer, with zeros where the file ends, as its last frame may be cut off; after
+        the end, read nothing."""
         n_read = super().readinto(buffer)
         if not n_read and not self._from_end:
             return 0
@@ -78,15 +78,15 @@ class _EndIsFar(io.BytesIO):
 
 
 def decode(encoded: bytes, sample_rate: int, most_seconds: float = MAX_SECONDS) -> Sound | TooLong:
-    """A sound's channels as one, at `sample_rate`. One of more than `most_seconds` is decoded no
+    """A sound, mixed to one channel at `sample_rate`. One of more than `most_seconds` is decoded no
     further than it takes to know that.
 
     Raises:
-        InvalidRequest: it is none that can be read, or too long or short.
+        InvalidRequest: it is not a readable sound, or too long or short.
     """
     with _opened(encoded) as file:
         rate = file.samplerate
-        # Without a tag, an MP3's is guessed.
+        # Without a tag, an MP3's length is an estimate.
         if file.frames != _UNKNOWN and file.format != "MP3":
             _check_seconds(file.frames / rate)
             if file.frames > most_seconds * rate:
@@ -101,7 +101,7 @@ def decode(encoded: bytes, sample_rate: int, most_seconds: float = MAX_SECONDS) 
             if not abs(frames).max() <= _LOUDEST:  # False for NaN.
                 raise InvalidRequest(
                     f"the sound is damaged: it is over {_LOUDEST:.0f} times as loud as full "
-                    "scale, or has samples that are no numbers"
+                    "scale, or has samples that are not numbers"
                 )
             seconds.append(_resampled(frames.mean(axis=1), rate, sample_rate))
     _check_seconds(n_frames / rate)
@@ -109,7 +109,7 @@ def decode(encoded: bytes, sample_rate: int, most_seconds: float = MAX_SECONDS) 
 
 
 def _opened(encoded: bytes) -> _Stream:
-    """The file, of which nothing but the header was read."""
+    """The file, of which only the header was read."""
     if not _BEGINNING.match(encoded):
         raise InvalidRequest(_NOT_READABLE)
     encoded = _with_length(encoded)
@@ -121,7 +121,10 @@ def _opened(encoded: bytes) -> _Stream:
         raise InvalidRequest(_NOT_READABLE) from None
     rate, n_channels = file.samplerate, file.channels
     if rate not in _RATES or n_channels > _MAX_CHANNELS:
-        raise InvalidRequest(f"the sound has {n_channels} channels at {rate} Hz: no sound has")
+        raise InvalidRequest(
+            f"the sound has {n_channels} channels at {rate} Hz; at most {_MAX_CHANNELS} channels "
+            f"at {_RATES[0]} to {_RATES[-1]} Hz are allowed"
+        )
     return file
 
 
@@ -135,7 +138,7 @@ def _seconds_of(file: _Stream) -> Iterator[Samples]:
 
 
 def _with_length(encoded: bytes) -> bytes:
-    """The sound; a WAV that tells a length of 0, as it is written into a pipe, tells the most."""
+    """The sound. In a WAV with a length of 0, as written into a pipe, it becomes the largest."""
     at = 12 if encoded.startswith(b"RIFF") else len(encoded)
     while at < min(len(encoded), _HEADER_BYTES):
         name, size = encoded[at : at + 4], encoded[at + 4 : at + 8]
@@ -154,8 +157,8 @@ def _check_seconds(seconds: float) -> None:
 
 
 def _resampled(samples: Samples, rate: int, wanted: int) -> Samples:
-    """The mean of the samples around each new one, which also takes away what is too high for the
-    new rate."""
+    """Resample by the mean of the samples around each new one, which also removes frequencies that
+    are too high for the new rate."""
     if rate == wanted:
         return samples
     n_samples = len(samples)

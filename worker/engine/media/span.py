@@ -17,15 +17,15 @@ _STILL = 1 << 30
 class Span:
     """Consecutive positions of a prompt that hold one part of a picture or sound.
 
-    In the sequence's tokens stand ids below zero, which no vocabulary has. They follow from the
-    medium's bytes: equal ids at equal places are the same part of the same medium, which is all
-    that the cache asks of tokens.
+    The sequence's tokens have ids below zero there, which no vocabulary has. They are derived from
+    the medium's bytes: equal ids at equal places are the same part of the same medium, which is all
+    that the cache needs of tokens.
     """
 
     start: int
     chunk: MediaChunk
     key: bytes
-    """Names the part by the medium's SHA-256."""
+    """The part's name, which begins with the medium's SHA-256."""
     medium: object = field(default=None, compare=False)
     """All pieces of the medium, which live as long as a request holds a part."""
 
@@ -44,17 +44,17 @@ class Span:
 
 
 def always_wanted() -> None:
-    """The check of a prompt that nobody takes back."""
+    """The `check_wanted` of a prompt that cannot be cancelled."""
 
 
 @dataclass(slots=True)
 class PromptTokens:
-    """A prompt's token ids, and where they stand for embeddings."""
+    """A prompt's token ids, and the spans of them that stand for embeddings."""
 
     is_counted: bool = False
     """Whether only its length is wanted: then it holds no media."""
     check_wanted: Callable[[], None] = always_wanted
-    """Raises an error when nobody waits for it any more."""
+    """Raises an error if nobody waits for the prompt any more."""
     cache_salt: str | None = None
     """Media that requests of this salt hold are not decoded again."""
     ids: list[int] = field(default_factory=list)
@@ -79,7 +79,8 @@ def key_of(name: bytes, part: int) -> bytes:
 
 
 def ids_of(key: bytes, chunk: MediaChunk) -> list[int]:
-    """The ids of a part: 30 bits each, and one that tells which do not advance the position."""
+    """The ids of a part: 30 bits of a hash each, and a bit for those that do not advance the
+    position."""
     n_tokens, n_positions = chunk.n_tokens, chunk.n_positions
     ids = array("i", hashlib.shake_256(key).digest(4 * n_tokens))
     moving = [each & ~_STILL | -(1 << 31) for each in ids[:n_positions]]

@@ -23,9 +23,9 @@ from worker.wire.messages import ProjectorFile
 log = get_logger()
 
 _COUNTED = frozenset({"hunyuanvl"})
-"""Kinds for which a picture's place among the others counts."""
+"""Kinds for which a picture's place among the prompt's other pictures matters."""
 _PROBE = 64
-"""Pixels of each side of a picture that shows which tokens stand around its parts."""
+"""The side, in pixels, of a picture that shows which tokens surround its parts."""
 
 
 def start_projector(
@@ -39,7 +39,7 @@ def start_projector(
     """The projector, if there is one that can be used, and the residency with it.
 
     Raises:
-        ModelError: the one that the user named cannot be loaded, or does not go with the model.
+        ModelError: the one that the user named cannot be loaded, or does not fit the model.
         ResidencyViolation: it is not on the model's device.
     """
     if file is None:
@@ -72,9 +72,9 @@ def _checked(file: ProjectorFile, projector: Projector, header: GgufHeader) -> P
         tokens = [token for piece in pieces if isinstance(piece, tuple) for token in piece]
     kind, why = kind_of(header), ""
     if min(tokens, default=0) < 0:
-        why = "the model's vocabulary lacks tokens that stand around a picture"
+        why = "the model's vocabulary lacks tokens that surround a picture"
     elif kind in _COUNTED:
-        why = f"{kind} counts a prompt's pictures, which is not served"
+        why = f"{kind} counts a prompt's pictures, which is not supported"
     if why:
         what = f"The projector {file.path!r} cannot be used: {why}"
         raise ModelError(f"{what}; start with --no-mmproj to serve text.", path=file.path)

@@ -1,7 +1,8 @@
-"""Guesses by a draft model: a small one that reads along in a context of its own. Engine thread.
+"""Guesses by a draft model: a small one that reads the stream in a context of its own. Engine
+thread.
 
-Each guess is drawn from the small model's logits as the request draws its tokens, by the same dice:
-where both models see it alike, both draw the same token.
+Each guess is drawn from the small model's logits as the request draws its tokens, with the same
+random numbers: where both models agree, both draw the same token.
 """
 
 from __future__ import annotations
@@ -15,55 +16,56 @@ from worker.llama.batch import Batch
 from worker.llama.context import Context
 from worker.llama.draw import NotANumber
 
-_MOST_BEHIND = 16
-"""Tokens that are taken in together with the next guess, if a batch holds as many."""
+_MOST_LEFT = 16
+"""The most tokens that are computed together with the next guess, if a batch holds as many."""
 
 
 class DraftModel(Drafter):
-    """With one sequence of cells; what a stream shares with the last one stays there.
+    """It has cells for one sequence. What a stream shares with the previous one stays there.
 
-    Nothing of another tenant (`cache_salt`) does: the time to the first guess would tell of it.
+    Nothing of another tenant (`cache_salt`) does: the time to the first guess would reveal it.
     """
 
     kinds: Rows[float] = (0.6,)
     computes = True
 
     def __init__(self, context: Context, n_vocab: int, *, keeps: bool = True) -> None:
-        """`n_vocab`: tokens that the large model knows too. `keeps`: for the next stream."""
+        """`n_vocab`: how many of its tokens the large model has, too. `keeps`: whether cells are
+        kept for the next stream."""
         self._context, self._n_vocab, self._keeps = context, n_vocab, keeps
         self._batch = Batch(context.options.n_batch)
-        self._most_behind = min(_MOST_BEHIND, self._batch.capacity)
+        self._most_left = min(_MOST_LEFT, self._batch.capacity)
         self._request_id = -1
         self._salt: str | None = None
         self._tokens: list[int] = []
-        """What the cells hold."""
+        """The tokens in the cells."""
 
     def follow(self, sequence: Sequence) -> bool:
-        """Compute what was said, a batch of it at a time, up to the last few tokens."""
+        """Compute the stream's tokens, a batch at a time, up to the last few."""
         self._turn_to(sequence)
         tokens = sequence.tokens
-        if len(tokens) + self._most_behind > self._context.n_ctx:
+        if len(tokens) + self._most_left > self._context.n_ctx:
             return False
         n_known = min(common_length(self._tokens, tokens), len(tokens) - 1)
         if n_known < len(self._tokens):
             self._cut(n_known)
-        n_behind = len(tokens) - n_known
-        if n_behind > self._most_behind:
-            n_now = min(n_behind - 1, self._batch.capacity)
+        n_left = len(tokens) - n_known
+        if n_left > self._most_left:
+            n_now = min(n_left - 1, self._batch.capacity)
             self._compute(tokens[n_known : n_known + n_now])
-        return len(tokens) - len(self._tokens) <= self._most_behind
+        return len(tokens) - len(self._tokens) <= self._most_left
 
     def guess(self, sequence: Sequence, most: int) -> list[Guess]:
         guesses: list[int] = []
-        behind = sequence.tokens[len(self._tokens) :]
-        while len(guesses) < most and self._compute(behind):
+        left = sequence.tokens[len(self._tokens) :]
+        while len(guesses) < most and self._compute(left):
             logits = self._context.logits(self._batch.n_rows - 1)[: self._n_vocab]
             try:
-                behind = [sequence.sampler.guess(logits, len(guesses))]
+                left = [sequence.sampler.guess(logits, len(guesses))]
             except NotANumber:
-                self._begin_anew()
+                self._start_over()
                 break
-            guesses += behind
+            guesses += left
         return [Guess(token, 0) for token in guesses]
 
     def use_threads(self, n_threads: int) -> None:
@@ -76,12 +78,12 @@ class DraftModel(Drafter):
             self._request_id, self._salt = sequence.request_id, sequence.request.cache_salt
 
     def _fill(self, tokens: list[int]) -> None:
-        """Make tokens the batch, with logits behind the last."""
+        """Make tokens the batch, with logits after the last."""
         self._batch.clear()
         self._batch.add(0, len(self._tokens), tokens, logits=True)
 
     def _compute(self, tokens: list[int]) -> bool:
-        """Take tokens in, with logits behind the last; false where that cannot be."""
+        """Compute tokens, with logits after the last. Returns false if that fails."""
         self._fill(tokens)
         if max(tokens) >= self._context.model.n_vocab or self._context.decode(self._batch) != "ok":
             self._cut(len(self._tokens))
@@ -89,7 +91,7 @@ class DraftModel(Drafter):
         self._tokens += tokens
         return True
 
-    def _begin_anew(self) -> None:
+    def _start_over(self) -> None:
         self._context.clear(zero=True)
         self._tokens.clear()
 

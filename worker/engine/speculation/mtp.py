@@ -1,8 +1,8 @@
 """Guesses by the model's own layers for multi-token prediction (MTP). Engine thread.
 
-Such a layer tells the token after the next one from a token and the model's hidden state before it.
-It reads along while a stream runs alone: what the model then puts out is copied, and computed some
-tokens at a time. Behind what the model has computed, the layer's own hidden states stand in.
+Such a layer predicts the token after a given one from that token and the model's hidden state
+before it. While a stream runs alone, the model's states are copied, and the layer computes them
+some tokens at a time. Beyond what the model has computed, the layer's own hidden states are used.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from worker.wire.adapters import Applied
 
 
 class Head(DraftModel):
-    """Its cells hold a token each with the state before it, from some token on: what was not read
-    along is not known."""
+    """Each of its cells is of a token and the state before it, from some token on: states that were
+    not read are not known."""
 
     def __init__(self, context: Context, trunk: Context, *, keeps: bool = True) -> None:
         """`context` has the layers for multi-token prediction; `trunk` computes the streams."""
@@ -29,13 +29,13 @@ class Head(DraftModel):
         n_rows = self._batch.capacity + STATES_AHEAD
         self._states = np.empty((n_rows, context.model.n_embd), np.float32)
         self._first, self._n_states = 0, 0
-        """The first state is the one after this token. The number of states is -1 where the state
-        before the next token is not known."""
+        """The index of the token that the first state follows, and the number of states: -1 if the
+        state before the next token is not known."""
         self._adapters: Applied = ()
 
     def read(self, sequence: Sequence, start: int, n_rows: int) -> None:
         tokens = sequence.tokens
-        if len(tokens) + self._most_behind > self._context.n_ctx:
+        if len(tokens) + self._most_left > self._context.n_ctx:
             return
         self._turn_to(sequence)
         if self._first <= start <= self._first + self._n_states:
@@ -48,14 +48,14 @@ class Head(DraftModel):
             row, end = rows.stop, self._n_states + len(rows)
             self._states[self._n_states : end] = self._trunk.hidden_states(rows)
             self._n_states = end
-            if end > self._most_behind:
-                self._take_in(tokens, len(tokens) - 1)
+            if end > self._most_left:
+                self._compute_known(tokens, len(tokens) - 1)
 
     def follow(self, sequence: Sequence) -> bool:
         is_read = sequence.request_id == self._request_id
         is_read = is_read and self._first + self._n_states >= len(sequence.tokens) - 1
         if is_read:
-            self._take_in(sequence.tokens, len(sequence.tokens) - 1)
+            self._compute_known(sequence.tokens, len(sequence.tokens) - 1)
         return is_read and len(self._tokens) == len(sequence.tokens) - 1
 
     def guess(self, sequence: Sequence, most: int) -> list[Guess]:
@@ -65,7 +65,7 @@ class Head(DraftModel):
 
     def forget(self, sequence: Sequence) -> None:
         if sequence.request_id == self._request_id:
-            self._take_in(sequence.tokens, len(sequence.tokens))
+            self._compute_known(sequence.tokens, len(sequence.tokens))
 
     def _turn_to(self, sequence: Sequence) -> None:
         if sequence.request_id == self._request_id:
@@ -78,16 +78,16 @@ class Head(DraftModel):
         self._n_states = -1
 
     def _begin(self, tokens: list[int], start: int) -> None:
-        """Have states from the token before `start` on, whose own is not known."""
+        """Begin the states with that of the token before `start`, which is unknown and set to 0."""
         if len(self._tokens) < start:
             self._cut(0)
             self._tokens[:] = tokens[:start]
         self._first, self._n_states = start - 1, 1
         self._states[0] = 0.0
 
-    def _take_in(self, tokens: list[int], end: int) -> None:
-        """Compute the tokens before `end` whose states are known; forget the states before the last
-        of them."""
+    def _compute_known(self, tokens: list[int], end: int) -> None:
+        """Compute the tokens before `end` whose states are known, and drop the states before the
+        last of them."""
         end = min(end, self._first + self._n_states + 1)
         while (n_known := len(self._tokens)) < end:
             if not self._compute(tokens[n_known : min(end, n_known + self._batch.capacity)]):
@@ -105,16 +105,16 @@ class Head(DraftModel):
         self._batch.set_states(self._states[at : at + len(tokens)])
 
     def _compute(self, tokens: list[int]) -> bool:
-        behind = len(self._tokens) - 1 - self._first + len(tokens)
+        at_end = len(self._tokens) - 1 - self._first + len(tokens)
         if not super()._compute(tokens):
             return False
-        if behind >= self._n_states:
+        if at_end >= self._n_states:
             row = self._batch.n_rows - 1
-            self._states[behind] = self._context.hidden_states(range(row, row + 1))
+            self._states[at_end] = self._context.hidden_states(range(row, row + 1))
         return True
 
-    def _begin_anew(self) -> None:
-        super()._begin_anew()
+    def _start_over(self) -> None:
+        super()._start_over()
         self._n_states = -1
 
     def _cut(self, length: int) -> None:

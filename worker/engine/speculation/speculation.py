@@ -1,15 +1,15 @@
-"""Speculation: tokens are guessed for running streams, and verified beside their next ones.
+"""Speculation: guesses tokens of running streams, and verifies them together with their next ones.
 
-Where a pass over the weights takes longer than its rows, guessed tokens go along as rows of their
-own, and the token behind each is drawn as it would be without: from the model's own logits, by the
-request's own dice. While the draws equal the guesses, a step brings more than one token; at the
-first that does not, the rest is cut off. Nothing about the answer changes but for rounding: rows
-that are computed together have other last bits. So nothing is guessed for a request that gives a
-seed to have the same text again.
+If a pass over the weights takes longer than its rows, guessed tokens are added as rows of their
+own. The token after each is drawn as it would be without guesses: from the model's own logits, by
+the request's own random numbers. While the draws equal the guesses, a step brings more than one
+token; after the first that differs, the rest is dropped. The answer changes by nothing but
+rounding: rows that are computed together have other last bits. So nothing is guessed for a request
+with a seed, which asks for the same text again.
 
-Where the guesses come from is the drafter's business (`lookup`, `draft`, `mtp`); how many are tried
-is decided here. They go along while their measured hits are worth their measured rows, and one
-account of what they won and lost bounds what all of them together can cost. Engine thread.
+The drafter makes the guesses (`lookup`, `draft`, `mtp`); how many are tried is decided here. They
+are tried while their measured hits are worth their measured rows, and an account of wins and losses
+bounds what all of them together can cost. Engine thread.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from worker.engine.sequence import Sequence
 from worker.engine.step import Chunk
 
 MOST_GUESSES = 31
-"""For a stream alone…"""
+"""The most guesses for a stream that runs alone…"""
 _MOST_EACH = 7
 """…and for each of several: llama.cpp has room for the logits of eight rows of each."""
 _NEWEST = 0.1
@@ -35,45 +35,44 @@ _NEWEST = 0.1
 _NEWEST_OF_ALL = 0.02
 """The weight of one guess in the mean acceptance of all streams, where the next one begins."""
 _MARGIN = 1.2
-"""Guesses must be worth so many times their cost, because measurements are not exact."""
+"""Guesses must be worth this many times their cost, because measurements are not exact."""
 _MOST_ACCEPTANCE = 0.99
 _STAKE = 0.005
-"""The share of all time that guesses may lose for good; looking them up counts."""
+"""The share of all time that guesses may lose for good, look-ups included."""
 _RESTED = 0.5
-"""Plain steps that must be on the account before guesses are made again once it was spent. Without
-that, where a step takes a millisecond, look-ups would take all that comes to the account, and few
-guesses would be tried."""
+"""Once the account was spent, guesses are made again when it has this many plain steps. Otherwise,
+with steps of a millisecond, look-ups would use up all that the account gets, and few guesses would
+be tried."""
 _FORGET_STEPS = 32
-"""Steps without guesses after which the cost of their rows is forgotten a bit."""
+"""After this many steps without guesses, the cost of their rows is forgotten a little."""
 _FIRST_CREDIT, _MOST_CREDIT = 2, 32
-"""What guesses may lose in the beginning, in plain steps, and the largest win or loss that is
-remembered: if the process was stopped for a minute, that tells nothing of guesses."""
+"""What guesses may lose at first, in plain steps, and the largest win or loss that is remembered: a
+process that was stopped for a minute says nothing about guesses."""
 
 
 class Guess(NamedTuple):
     token: int
     kind: int
-    """How the drafter came by it."""
+    """An index of the drafter's `kinds`."""
 
 
 class Drafter(Protocol):
-    """Guesses what a stream says next."""
+    """Guesses the next tokens of streams."""
 
     kinds: Rows[float]
     """For each kind of guess, the share that is expected to be right before any was seen."""
     computes: bool
-    """Whether a guess takes time, and one stream at a time can be guessed for; otherwise it is
-    looked up."""
+    """Whether guesses are computed, for one stream at a time; otherwise they are looked up."""
 
     def follow(self, sequence: Sequence) -> bool:
-        """Take in what was said so far; false while there is more of it than fits one step."""
+        """Read the stream's tokens so far. Returns false while more are left than fit one step."""
 
     def guess(self, sequence: Sequence, most: int) -> Iterable[Guess]:
-        """The tokens that may follow, `most` at most."""
+        """The tokens that may follow, at most `most`."""
 
     def read(self, sequence: Sequence, start: int, n_rows: int) -> None:
-        """The last pass was this sequence's alone, and has computed the tokens from `start` on; the
-        rows behind these are of wrong guesses. Most drafters read nothing."""
+        """Read the last pass, which was this sequence's alone. Its first `n_rows` rows computed the
+        tokens from `start` on; the others are those of wrong guesses. Most drafters do nothing."""
         return
 
     def forget(self, sequence: Sequence) -> None:
@@ -81,7 +80,7 @@ class Drafter(Protocol):
         return
 
     def use_threads(self, n_threads: int) -> None:
-        """Compute on so many threads from now on."""
+        """Compute on `n_threads` from now on."""
         return
 
 
@@ -90,7 +89,7 @@ class _Stream:
     """A stream that is guessed for."""
 
     acceptance: list[float]
-    """Of each kind of guess."""
+    """The mean acceptance of each kind of guess."""
     untried: tuple[int, Guess] | None = None
     """A guess that was not tried, and the number of tokens before it."""
 
@@ -105,36 +104,36 @@ class Speculation:
         clock: Callable[[], float],
         most_back: int = MOST_GUESSES,
     ) -> None:
-        """`batch`: the most rows of one pass, of which the streams' own tokens have some.
+        """`batch`: the most rows of one pass, including those of the streams' own tokens.
         `most_back`: the most guesses for a stream that can be taken back."""
         self._drafter, self._is_eog, self._pace, self._clock = drafter, is_eog, pace, clock
         self._batch, self._most_back = batch, most_back
         self._streams: dict[int, _Stream] = {}
         self._acceptance = list(drafter.kinds)
-        """The means of all streams."""
+        """The mean acceptance of each kind of guess in all streams."""
         self._guess_cost = 0.0
         """The time to make a guess, as a share of a plain step."""
         self._account = float(_FIRST_CREDIT)
         """The plain steps that guesses have won, less those that they have lost."""
         self._rests = False
-        """Whether the account was spent and is not yet worth a try."""
+        """Whether the account was spent and has not reached `_RESTED` since."""
         self._tried: dict[int, list[Guess]] = {}
         """The guesses of this step, by request."""
         self._n_plain = 0
         """Steps without guesses."""
         self._n_streams, self._n_rows, self._plain = 1, 1, 0.0
-        """The streams of this step, its rows before any guess (given tokens are rows, too), and the
-        seconds of a step with one row a stream."""
+        """The streams of this step, its rows before any guess (forced tokens are rows, too), and
+        the seconds of a step with one row a stream."""
         self.n_drafted = self.n_accepted = 0
         """Tokens since the start."""
         self.seconds = 0.0
-        """The time that the drafter computed in the last step."""
+        """The time for which the drafter computed in the last step."""
         self.for_one = drafter.computes
         """Whether one stream at a time can be guessed for."""
 
     def drafts(self, chunks: Rows[Chunk]) -> dict[Sequence, list[int]]:
         """Guesses for what follows the chunks, which are computed in one pass: as many as are worth
-        it, and none for a request whose rows must be its own."""
+        it, and none for a request that must not depend on them (`_may_guess`)."""
         self.seconds, self._tried = 0.0, {}
         self._n_streams, self._n_rows = len(chunks), sum([n for _, _, n in chunks])
         self._plain = self._pace.decode_seconds(self._n_streams)
@@ -152,13 +151,13 @@ class Speculation:
         return {s: [g.token for g in guesses] for s, guesses in drafts.items() if guesses}
 
     def read(self, chunk: Chunk) -> float:
-        """Let the drafter read along what the last pass has computed, which was this chunk alone
-        with its guesses. Returns the seconds that it took."""
+        """Let the drafter read what the last pass has computed, which had this chunk and its
+        guesses alone. Returns the seconds that it took."""
         sequence, start, n_tokens = chunk
         if sequence.slot is None or not _may_guess(sequence):
             return 0.0
         began = self._clock()
-        self._stream(sequence)  # it is told of its end
+        self._stream(sequence)  # so that `forget` reaches the drafter
         n_right = sequence.n_computed - start
         self._drafter.read(sequence, start, n_tokens + n_right)
         return self._clock() - began
@@ -170,7 +169,7 @@ class Speculation:
         self.n_accepted += n_right
         if self._n_rows == self._n_streams:
             more = max(seconds / self._plain - 1.0, 0.0)
-        else:  # the rows of given tokens have no logits, and nobody knows what they took
+        else:  # the rows of forced tokens have no logits, and their share of the time is unknown
             more = self._more(sum(map(len, self._tried.values())))
         for request_id, n in right.items():
             for index, guess in enumerate(self._tried[request_id][: n + 1]):
@@ -191,12 +190,12 @@ class Speculation:
         return stream
 
     def _made(self, chunks: Rows[Chunk], most: int) -> dict[Sequence, list[Guess]]:
-        """Guesses for the streams that may have some, `most` for each at most."""
+        """Guesses for the streams that may have some, at most `most` for each."""
         room = {}
         for chunk in chunks:
             sequence, end = chunk.sequence, chunk.end
             n = min(most, sequence.n_most - len(sequence.tokens) - 1)
-            # A snapshot would be of the guesses, too.
+            # A snapshot would include the guesses.
             is_last = end == len(sequence.tokens) and end not in sequence.snapshot_at
             if n > 0 and is_last and _may_guess(sequence):
                 room[sequence] = n
@@ -270,7 +269,7 @@ class Speculation:
             known[kind] = min(moved(known[kind], is_right, weight), _MOST_ACCEPTANCE)
 
     def _more(self, count: int) -> float:
-        """What so many guesses add to this step, as a share of a plain one."""
+        """What `count` guesses add to this step, as a share of a plain one."""
         seconds = self._pace.decode_seconds
         return max(seconds(self._n_rows + count) - seconds(self._n_rows), 0.0) / self._plain
 
@@ -282,17 +281,17 @@ class Speculation:
         return not self._rests and (self._n_streams == 1 or self._may_pay(0, 0.0, 1.0, most))
 
     def _may_pay(self, n_guessed: int, tokens: float, chance: float, most: int) -> bool:
-        """Whether guesses for a stream would be worth it if all further ones were right, behind
-        some that bring `tokens` and are right together with this chance."""
+        """Whether further guesses for a stream would be worth it if all of them were right, after
+        `n_guessed` that bring `tokens` and have a chance of `chance` to be all right."""
         return any(
             tokens + chance * (count - n_guessed) > _MARGIN * self._n_streams * self._more(count)
             for count in (n_guessed + 1, most)
         )
 
     def _worth(self, chances: list[float]) -> int:
-        """The number of guesses that brings most tokens a second. A chance is that a guess is right
-        and all before it in its stream, the likeliest first; what may be lost, times how likely
-        that is, must be on the account."""
+        """The number of guesses that brings most tokens a second. Each of `chances`, the likeliest
+        first, is that a guess and all before it in its stream are right. What may be lost, times
+        its probability, must be on the account."""
         best, best_rate, tokens = 0, 1.0, 1.0
         for count, chance in enumerate(chances, 1):
             more = self._more(count) + self._guess_cost * count
@@ -308,7 +307,7 @@ class Speculation:
 def _may_guess(sequence: Sequence) -> bool:
     request = sequence.request
     sampling = request.sampling
-    # Rows computed together round otherwise, and what is guessed depends on earlier requests.
+    # Rows computed together round differently, and what is guessed depends on earlier requests.
     is_fixed = request.deterministic or sampling.is_seeded
     is_fixed = is_fixed or sampling.logprobs is not None or sampling.learns
-    return not (is_fixed or sequence.spans)  # a drafter knows tokens alone
+    return not (is_fixed or sequence.spans)  # drafters know only tokens

@@ -1,4 +1,4 @@
-"""Chooses who guesses, at the engine's start, and loads a draft model or the model's own layers for
+"""Chooses the drafter at the engine's start, and loads a draft model or the model's own layers for
 multi-token prediction: planned with the model, proven resident like it, warmed up."""
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def start_guessing(
     header: GgufHeader,
     pulse: memoryview,
 ) -> tuple[Drafter | None, SpeculationInfo, Residency]:
-    """Who guesses, what is told of that, and the residency of the model and what guesses for it.
+    """The drafter, what `/info` reports about it, and the residency of the model and the drafter.
 
     Raises:
         WorkerError: the draft model cannot be loaded, or is not resident on the device.
@@ -69,11 +69,11 @@ def start_guessing(
 
 def _why_not(context: Context) -> str:
     if context.options.embeddings:
-        return "the model embeds texts and says nothing"
+        return "the model computes embeddings and generates no text"
     if not context.memory_kind.most_back:
         if context.options.n_back:
-            return "llama.cpp cannot take a guess out of this architecture's recurrent memory"
-        return "no guess can be taken out of recurrent memory: --speculate says for which it can"
+            return "llama.cpp cannot remove a guess from this architecture's recurrent memory"
+        return "guesses cannot be removed from recurrent memory; see --speculate for exceptions"
     return ""
 
 
