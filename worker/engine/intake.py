@@ -136,7 +136,7 @@ class Intake:
             self._in_hand[place] = request_id
             try:
                 if request_id in self._preparing:  # it may have been cancelled while it waited
-                    self._take_in(request_id, work)
+                    self._prepare(request_id, work)
             except WorkerError as error:
                 self._end(Failed(request_id, error))
             except Gone:  # the next engine starts the program again
@@ -147,7 +147,7 @@ class Intake:
                 fault = InferenceFailed("an unexpected error occurred while preparing the request")
                 self._end(Failed(request_id, fault))
 
-    def _take_in(self, request_id: int, work: Work) -> None:
+    def _prepare(self, request_id: int, work: Work) -> None:
         match work:
             case InferenceRequest():
                 sequence = self._sequence(request_id, work)

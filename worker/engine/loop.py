@@ -155,8 +155,7 @@ class Loop:
         """Run the actions from other threads; wait for one if there is no work."""
         first: Callable[[], None] | None = None
         if not self._scheduler.has_work:
-            if self._steps:  # not in the way of a start
-                self.carrier.save_while(self._inbox.empty)
+            self.carrier.save_while(self._inbox.empty)
             try:
                 first = self._inbox.get(timeout=_WAKE_SECONDS if self._scheduler.waiting else None)
             except queue.Empty:
@@ -263,7 +262,7 @@ class Loop:
         )
 
     def _fail_youngest(self, chunks: list[Chunk]) -> None:
-        """Fail the youngest request in a batch that the device cannot compute; the others go on."""
+        """Fail the youngest request of a batch that the device cannot compute; keep the others."""
         youngest = max((c.sequence for c in chunks), key=self._scheduler.running.index)
         self._fail(youngest, VramOom("the device has no memory left for this request"))
 
@@ -276,7 +275,7 @@ class Loop:
         """
         began = self._clock()
         drawn = []
-        right: dict[int, int] = {}
+        n_correct: dict[int, int] = {}
         for index, chunk in enumerate(chunks):
             sequence, start, n_tokens = chunk
             if start + n_tokens == len(sequence.tokens):
@@ -292,23 +291,23 @@ class Loop:
                         n_more = sequence.n_most - len(sequence.tokens) - len(tokens)
                         tokens += sampler.take_given(n_more)
                     if draft:  # speculation learns nothing from a request that has failed
-                        right[sequence.request_id] = n_right
+                        n_correct[sequence.request_id] = n_right
                     drawn += [(sequence, index, token) for token in tokens]
                 except NotANumber as error:
-                    is_its_own = self._scheduler.is_its_own(sequence)
+                    is_its_own = self._scheduler.nan_is_its_own(sequence)
                     self._scheduler.put_on_trial(sequence)
                     if is_its_own:
                         self._fail(sequence, error)
                     elif sequence in drafts:
-                        right[sequence.request_id] = 0
+                        n_correct[sequence.request_id] = 0
                 except WorkerError as error:
                     self._fail(sequence, error)
                 except Exception as error:
                     log.error("engine.sampler_failed", exc_info=error)
                     why = f"the sampler failed: {type(error).__name__}: {error}"
                     self._fail(sequence, InferenceFailed(why))
-        if right and self.speculation is not None:
-            self.speculation.verified(right, self._batch_seconds)
+        if n_correct and self.speculation is not None:
+            self.speculation.verified(n_correct, self._batch_seconds)
         seconds = self._clock() - began
         self._sample_seconds += seconds
         self._native_seconds += seconds

@@ -28,7 +28,7 @@ from worker.engine.intake import Intake
 from worker.engine.loop import Loop
 from worker.engine.media.decoder import decoder
 from worker.engine.outbox import Outbox
-from worker.engine.start import start, tell_abort, walls_for
+from worker.engine.start import report_abort, start, walls_for
 from worker.engine.text.renderer import renderer
 from worker.errors import BackendMismatch, EngineCrashed, WorkerError, told_by_system
 from worker.llama import library
@@ -74,9 +74,9 @@ def main() -> None:
         if config.projector is not None:
             decoder()
         walls = walls_for(config)
-        takes_in = threading.Thread(target=_take_in, args=(channel, intake), name="intake")
-        takes_in.daemon = True
-        takes_in.start()
+        receiver = threading.Thread(target=_receive, args=(channel, intake), name="intake")
+        receiver.daemon = True
+        receiver.start()
         engine = start(config, walls, channel, BlackBox(options.black_box))
     except WorkerError as error:
         channel.send([EngineFailed(error)])
@@ -86,7 +86,7 @@ def main() -> None:
         what = str(told_by_system(error) or f"{type(error).__name__}: {error}").removesuffix(".")
         channel.send([EngineFailed(WorkerError(f"The engine's start failed: {what}."))])
         os._exit(WorkerError.exit_code)
-    library.on_abort(partial(tell_abort, channel, EngineCrashed, "llama.cpp gave up"))
+    library.on_abort(partial(report_abort, channel, EngineCrashed, "llama.cpp gave up"))
     gc.collect()
     gc.freeze()  # excludes permanent objects from garbage collection between steps
     channel.send([Ready(engine.info), engine.loop.stats()])
@@ -94,7 +94,7 @@ def main() -> None:
     _run(engine.loop, engine.outbox, channel)
 
 
-def _take_in(channel: SyncChannel, intake: Future[Intake]) -> None:
+def _receive(channel: SyncChannel, intake: Future[Intake]) -> None:
     """The intake thread: receive commands until `Stop` or the end of the pipe, even while the
     engine loads."""
     try:
@@ -110,8 +110,8 @@ def _take_in(channel: SyncChannel, intake: Future[Intake]) -> None:
 
 
 def _run(loop: Loop, outbox: Outbox, channel: SyncChannel) -> None:
-    """The engine thread. If the loop fails, the process exits: the black box tells the parent which
-    request was in hand, and the other requests go on in the next engine."""
+    """The engine thread. If the loop fails, the process exits: the black box shows the parent which
+    request was in hand, and the other requests continue in the next engine."""
     try:
         loop.run()
     except BaseException as error:
@@ -127,8 +127,8 @@ def _run(loop: Loop, outbox: Outbox, channel: SyncChannel) -> None:
 def _forward_log(level: library.LogLevel, line: str) -> None:
     """Log llama.cpp's warnings and errors as such, everything else for debugging."""
     is_expected = any(words in line for words in _EXPECTED_WARNINGS)
-    told = level in ("warning", "error") and not is_expected
-    getattr(log, level if told else "debug")("engine.native", line=line)
+    is_shown = level in ("warning", "error") and not is_expected
+    getattr(log, level if is_shown else "debug")("engine.native", line=line)
 
 
 if __name__ == "__main__":

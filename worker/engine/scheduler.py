@@ -34,7 +34,7 @@ class Scheduler:
         self._is_full = False
         """Whether the first waiting sequence found no slot or too few cells, and nothing has been
         freed since."""
-        self._is_spoilt = False
+        self._has_nan = False
         """Whether NaN was computed: the next step begins with empty cells."""
         self._trials: set[Sequence] = set()
         """Sequences that compute their next token alone, because one of them computed NaN while
@@ -93,7 +93,7 @@ class Scheduler:
         self.cache.preempt(sequence, keep=keep)
         self.waiting.appendleft(sequence)
 
-    def is_its_own(self, sequence: Sequence) -> bool:
+    def nan_is_its_own(self, sequence: Sequence) -> bool:
         """Whether NaN that a sequence has computed must be its own: no other sequence has had cells
         since all were emptied."""
         return sequence.is_on_trial and self._n_admitted == 1
@@ -102,7 +102,7 @@ class Scheduler:
         """Make all running sequences start over in empty cells, and compute their next tokens one
         sequence at a time, beginning with `first`, which has computed NaN. Attention masks do not
         keep NaN from other sequences."""
-        self._is_spoilt = True
+        self._has_nan = True
         self.running.remove(first)
         self.running.insert(0, first)
         for sequence in self.running:
@@ -114,9 +114,9 @@ class Scheduler:
     def plan(self) -> Step:
         """The next step. Until `advance` confirms it, only the ownership of slots has changed."""
         step = Step()
-        if self._is_spoilt:
-            self._is_spoilt = False
-            self._begin_anew(self.limits, keep=False)
+        if self._has_nan:
+            self._has_nan = False
+            self._start_over(self.limits, keep=False)
         if self._trials:
             self._trials &= {s for s in (*self.running, *self.waiting) if s.is_on_trial}
         if len(self._layouts) > 1 and (self.cache.is_settled or not self.running):
@@ -206,9 +206,9 @@ class Scheduler:
         fitting = (each for each in self._layouts if longest <= each.longest)
         limits = next(fitting, self._layouts[-1])
         if limits is not self.limits:
-            self._begin_anew(limits)
+            self._start_over(limits)
 
-    def _begin_anew(self, limits: Limits, *, keep: bool = True) -> None:
+    def _start_over(self, limits: Limits, *, keep: bool = True) -> None:
         """Empty the cells and lay them out. With `keep`, what the running sequences have computed
         is saved first."""
         while self.running:  # the oldest comes last, and so to the head of the queue

@@ -159,7 +159,7 @@ class Sequence:
                 return span if span.start <= n_computed else None
         return None
 
-    def can_go_on_from(self, length: int) -> bool:
+    def can_continue_from(self, length: int) -> bool:
         """Whether it can continue after its first `length` tokens: not inside a part of a medium
         that is computed at once or whose rows share a position."""
         inside = (s for s in self.spans if s.start < length < s.end)

@@ -73,8 +73,8 @@ def walls_for(config: LoadModel) -> Walls:
     """The walls around an engine that serves this model."""
     settings = config.engine
     files = [part for path in config.paths for part in parts_beside(path)]
-    given = (settings.chat_template, *(each.path for each in settings.control_vectors))
-    files += [Path(os.path.expanduser(each)) for each in given if each is not None]
+    paths = (settings.chat_template, *(each.path for each in settings.control_vectors))
+    files += [Path(os.path.expanduser(each)) for each in paths if each is not None]
     store, cache = settings.kv_store, Path(config.driver_cache) if config.driver_cache else None
     folders = [] if store is None else [Path(os.path.expanduser(store))]
     return Walls(settings, files, folders, cache)
@@ -101,7 +101,7 @@ def start(config: LoadModel, walls: Walls, channel: SyncChannel, black_box: Blac
         memory_limit_bytes=budget.memory_limit_bytes,
     )
     selected = select_device(settings)
-    library.on_abort(partial(tell_abort, channel, ModelError, "llama.cpp gave {} up"))
+    library.on_abort(partial(report_abort, channel, ModelError, "llama.cpp gave {} up"))
     plan = memory.plan_start(config, header, selected.devices, budget)
     log.info("engine.plan", **plan.as_dict())
     mapped = live_check.MappedFiles(header.parts if settings.maps_file else ())
@@ -186,7 +186,7 @@ def start(config: LoadModel, walls: Walls, channel: SyncChannel, black_box: Blac
     before_step = None
     if budget.cores is not None:
         follows = ThreadsFollowCpus(budget.cores, budget.threads, use_threads, outbox.put)
-        before_step = follows.look
+        before_step = follows.check
     loop = Loop(
         runner,
         Scheduler(*limits_of(info, settings, runner)),
@@ -220,7 +220,7 @@ def start(config: LoadModel, walls: Walls, channel: SyncChannel, black_box: Blac
     return Engine(info, loop, intake, outbox)
 
 
-def tell_abort(channel: SyncChannel, kind: type[WorkerError], what: str, message: str) -> None:
+def report_abort(channel: SyncChannel, kind: type[WorkerError], what: str, message: str) -> None:
     """Report to the log and the parent why native code aborts this process. A {} in `what` stands
     for the file that it works on."""
     log.error("engine.native_abort", line=message)

@@ -50,13 +50,13 @@ class ThreadsFollowCpus:
         self._cores, self._n_threads, self._cpus = cores, n_threads, cpus
         self._use_threads, self._send = use_threads, send
         self._seen: Collection[int] | None = None
-        self._look_at = 0.0
+        self._check_at = 0.0
 
-    def look(self, now: float) -> None:
+    def check(self, now: float) -> None:
         """Check the CPUs, if it is time to; to be called before each step."""
-        if now < self._look_at:
+        if now < self._check_at:
             return
-        self._look_at = now + _SECONDS
+        self._check_at = now + _SECONDS
         cpus = self._cpus()
         if cpus is None or cpus == self._seen:
             return

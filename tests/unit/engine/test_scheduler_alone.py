@@ -108,19 +108,19 @@ def test_after_nan_each_computes_a_token_alone_and_none_goes_on_from_what_was() 
     scheduler, (first, second, third) = three_streams()
     (late,) = added(scheduler, some(30, 5000))
     scheduler.put_on_trial(second)
-    assert not scheduler.is_its_own(second), "others were beside it"
+    assert not scheduler.nan_is_its_own(second), "others were beside it"
     for sequence, n_waiting in ((second, 3), (first, 2), (third, 1)):
         n_tokens = len(sequence.tokens)
         step = scheduler.plan()
         assert step.started == [sequence] and step.chunks == [Chunk(sequence, 0, n_tokens)]
         assert not any(isinstance(move, Save) for move in step.moves)
         assert len(scheduler.waiting) == n_waiting
-        assert scheduler.is_its_own(sequence) == (sequence is second)
+        assert scheduler.nan_is_its_own(sequence) == (sequence is second)
         assert any(isinstance(move, Divide) for move in step.moves) == (sequence is second)
         scheduler.cache.settled()
         scheduler.advance(step)
         sequence.tokens.append(7)
-        assert not scheduler.is_its_own(sequence), "its token is drawn"
+        assert not scheduler.nan_is_its_own(sequence), "its token is drawn"
     step = goes_on(scheduler)
     assert step.started == [late] and chunks_of(step) == {second: 1, first: 1, third: 1, late: 30}
 
@@ -166,10 +166,10 @@ def test_a_lone_sequence_is_not_on_trial() -> None:
     scheduler = scheduler_of()
     (stream,) = added(scheduler, some(5))
     goes_on(scheduler, 2)
-    assert not scheduler.is_its_own(stream)
+    assert not scheduler.nan_is_its_own(stream)
     scheduler.put_on_trial(stream)
     scheduler.plan()
-    assert scheduler.is_its_own(stream)
+    assert scheduler.nan_is_its_own(stream)
 
 
 # --- how many rows each has --------------------------------------------------------------------

@@ -40,7 +40,7 @@ def test_a_look_a_second_and_the_rule_for_what_it_saw(
     for seconds, allowed in steps:
         now += seconds
         n_looks = len(looks)
-        follows.look(now)
+        follows.check(now)
         if len(looks) > n_looks:
             assert used[-1] == cores.threads(allowed)[0]
     assert looks[0] == 100.0 + steps[0][0]
@@ -52,7 +52,7 @@ def test_a_look_a_second_and_the_rule_for_what_it_saw(
 def test_where_the_system_does_not_tell_nothing_changes() -> None:
     used: list[int] = []
     follows = ThreadsFollowCpus(Cores({}), 2, used.append, lambda _: None, lambda: None)
-    follows.look(5.0)
+    follows.check(5.0)
     assert used == []
 
 

@@ -139,12 +139,12 @@ class Cache:
             states = self.memory.find(tokens, scope, MIN_SHARED_TOKENS)
             matches += slots + [self._of_state(state, tokens, most) for state in states]
         if sequence.spans:
-            matches = [each for each in matches if sequence.can_go_on_from(each.n_ready)]
+            matches = [each for each in matches if sequence.can_continue_from(each.n_ready)]
         best = max(matches, key=self._gain, default=Match())
         if self._gain(best) <= 0:
             best = Match()
         all_awaited = (match.awaited for match in slots if match.awaited is not None)
-        possible = (each for each in all_awaited if each.owner.can_go_on_from(each.length))
+        possible = (each for each in all_awaited if each.owner.can_continue_from(each.length))
         awaited = max(possible, key=lambda each: each.length, default=None)
         if awaited is not None and awaited.length - best.n_ready < _MIN_AWAITED_TOKENS:
             awaited = None
@@ -576,5 +576,5 @@ def _snapshots_due(sequence: Sequence, n_common: int) -> dict[int, bool]:
     return {
         end: is_likely
         for end, is_likely in ends.items()
-        if end >= first and sequence.can_go_on_from(end)
+        if end >= first and sequence.can_continue_from(end)
     }

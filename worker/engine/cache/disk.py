@@ -65,10 +65,10 @@ class Disk:
         """
         self._folder, self._limit_bytes, self._kind = folder, limit_bytes, kind
         self.largest_bytes = limit_bytes // LARGEST_SHARE
-        """The largest file that is written."""
+        """The most bytes of a state that is written."""
         self._secret = _open(folder)
         self._adapters: Sequence[str] = ()
-        self._key, self._beginning = b"", ""
+        self._key, self._name_prefix = b"", ""
         """The key and the name prefix of this engine's files; empty until its model is hashed."""
         self._entries: dict[Path, Entry] = {}
         self._lock = threading.Lock()
@@ -132,17 +132,17 @@ class Disk:
         try:
             binding, self._adapters = bind(self._folder)
             self._key = hmac.digest(self._secret, binding.encode(), "sha256")
-            self._beginning = binding[:16] + "-"
+            self._name_prefix = binding[:16] + "-"
             self._make_room(0)
-            for path in self._folder.glob(f"{self._beginning}*{SUFFIX}"):
-                self._take_in(path)
+            for path in self._folder.glob(f"{self._name_prefix}*{SUFFIX}"):
+                self._add_entry(path)
         except OSError as error:
             log.warning("kv_store.unusable", reason=str(error))
             return
         sizes = [entry.size_bytes for entry in self._entries.values()]
         log.info("kv_store.opened", prefixes=len(sizes), bytes=sum(sizes))
 
-    def _take_in(self, path: Path) -> None:
+    def _add_entry(self, path: Path) -> None:
         try:
             entry = read_entry(path)
         except (Damaged, OSError) as fault:
@@ -164,7 +164,7 @@ class Disk:
         if not self._key:
             return  # the reason was logged
         salt = self._salted(state.scope)
-        path = self._folder / f"{self._beginning}{secrets.token_hex(8)}{SUFFIX}"
+        path = self._folder / f"{self._name_prefix}{secrets.token_hex(8)}{SUFFIX}"
         try:
             entry = write(path, state, salt, self._key, self._make_room)
         except OSError as error:

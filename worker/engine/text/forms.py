@@ -228,17 +228,17 @@ def without_none(chat: Chat) -> Chat:
 def complete(chat: Chat) -> Chat:
     """Add to tools the fields that a client may leave out."""
 
-    def function(given: Mapping[str, Any]) -> dict[str, Any]:
-        schema = given.get("parameters") or {}
-        whole = {**given, "parameters": {**schema, "type": "object", "properties": {}, **schema}}
+    def completed(function: Mapping[str, Any]) -> dict[str, Any]:
+        schema = function.get("parameters") or {}
+        whole = {**function, "parameters": {**schema, "type": "object", "properties": {}, **schema}}
         return {**whole, "description": "", **whole}
 
-    tools = [{**tool, "function": function(tool["function"])} for tool in chat.get("tools") or ()]
+    tools = [{**tool, "function": completed(tool["function"])} for tool in chat.get("tools") or ()]
     return {**chat, "tools": tools} if tools else chat
 
 
 def as_functions(chat: Chat) -> Chat:
-    """Tools as a JSON text in `functions`, as they were called before they were called tools."""
+    """Tools as a JSON text in `functions`, the variable that templates read before `tools`."""
     functions = [tool["function"] for tool in chat.get("tools") or ()]
     text = json.dumps(functions, ensure_ascii=False, indent=4) if functions else ""
     return {**chat, "functions": text}
@@ -453,10 +453,10 @@ _SHORT_ID = re.compile(r"[A-Za-z0-9]{9}", re.ASCII)
 def with_short_ids(messages: list[Message]) -> Iterator[Message]:
     """Give calls ids as Mistral has them: 9 letters and digits."""
 
-    def short(name: str, given: Message) -> Message:
-        id = given.get(name) or ""
+    def short(key: str, item: Message) -> Message:
+        id = item.get(key) or ""
         is_short = _SHORT_ID.fullmatch(id)
-        return {**given, name: id if is_short else sha256(id.encode()).hexdigest()[:9]}
+        return {**item, key: id if is_short else sha256(id.encode()).hexdigest()[:9]}
 
     for message in _pairs(messages):
         is_result = message.get("role") == "tool"
