@@ -178,11 +178,11 @@ class Projector:
 
 
 def mend_breaks(rows: npt.NDArray[np.float32], line_break: npt.NDArray[np.float32] | None) -> bool:
-    """Whether the breaks between a picture's lines alone were not finite; then they are mended.
+    """Repair the breaks between a picture's lines. Returns whether all rows are finite then.
 
-    libmtmd makes a break as `memory × 0 + embedding`, of memory as it lies there, whose NaN and
-    infinities make NaN (`clip_graph_pixtral::build`). Every other number of a break is the
-    embedding's, and each line but the last ends with a break, so all of them are known.
+    libmtmd computes a break as `memory × 0 + embedding` from uninitialised memory, whose NaN and
+    infinities yield NaN (`clip_graph_pixtral::build`). All other values of a break equal the
+    embedding, and each line but the last ends with a break, so every break can be identified.
     """
     if line_break is None:
         return False
@@ -191,7 +191,7 @@ def mend_breaks(rows: npt.NDArray[np.float32], line_break: npt.NDArray[np.float3
     if line == 1 or rest or not is_break[line - 1 :: line].all():
         return False
     rows[is_break] = line_break
-    return True
+    return bool(np.isfinite(rows).all())
 
 
 def _counting(pulse: memoryview) -> Any:

@@ -117,6 +117,9 @@ def test_breaks_between_lines_are_known_whatever_lay_in_memory(seed: int) -> Non
     damaged[int(random.integers(n_columns))] = np.inf
     assert not mend_breaks(damaged, line_break)
     assert not mend_breaks(np.full_like(rows, np.nan), line_break)
+    damaged = rows.copy()
+    damaged[0, 0] = np.nan
+    assert not mend_breaks(damaged, line_break), "one value of a row that is not a break"
     assert mend_breaks(rows, line_break)
     assert np.array_equal(rows, expected)
 
