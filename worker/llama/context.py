@@ -23,38 +23,38 @@ from worker.wire.adapters import Applied
 from worker.wire.engine_settings import KvType
 from worker.wire.messages import DecodeOutcome
 
-_ABORTS, _GOES_ON, _STOPS = ("sem_trywait", 2**31 - 1, 0)
-"""What native code calls after each node of a compute graph, with the address of a number: a
-function of libc, because one of Python's would take the GIL each time. This one takes 1 from a
-POSIX semaphore and gives 0, or -1 when it is 0. So the number tells another process that the graph
-moves, however long it takes."""
-if sys.platform == "darwin":  # which has no such semaphores in memory
-    _ABORTS, _GOES_ON, _STOPS = ("strlen", 0, 1)
+_ABORT_CALLBACK, _RUN, _ABORT = ("sem_trywait", 2**31 - 1, 0)
+"""The function that native code calls after each node of a compute graph, with the address of a
+counter; any result but 0 aborts. It is from libc, because a Python function would take the GIL each
+time. `sem_trywait` takes 1 from a POSIX semaphore and returns 0, or -1 if the semaphore is 0. The
+falling counter also shows another process that the graph makes progress, however long it takes."""
+if sys.platform == "darwin":  # which has no semaphores in plain memory
+    _ABORT_CALLBACK, _RUN, _ABORT = ("strlen", 0, 1)
 _ABORT_BYTES = 64
-"""A semaphore has less."""
+"""More than a semaphore needs."""
 _LEAST_LEFT = 2**30
-"""Before a `decode`, which has far fewer nodes."""
+"""The counter is reset below this number; a `decode` has far fewer nodes."""
 _OUTCOMES: dict[int, DecodeOutcome] = {0: "ok", 1: "no_room", 2: "aborted"}
 _LOGITS_BYTES = 64 << 20
-"""Of all logits of one batch at most."""
+"""The limit for all logits of one batch."""
 _LEAST_ROWS = 8
-"""Rows with logits that each sequence may have, whatever that limit is."""
+"""Rows with logits that each sequence may have even beyond `_LOGITS_BYTES`."""
 
 _COUNT_BYTES = 4
 _N_PARTS = slice(8, 12)
-"""Where a sequence's state has the number of the cache's parts, behind a magic number and the
-sequence. For each part there follow the number of its cells and, unless that is 0, the cells
+"""Where a sequence's state holds the number of the cache's parts, after a magic number and the
+sequence's number. Each part follows: the number of its cells and, unless that is 0, the cells
 (`llama_kv_cache::state_write`)."""
 _HEAD_BYTES = _N_PARTS.stop
-_AT_ONCE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_POPULATE", 0)
-"""On Linux, all pages are mapped at once. One page fault after another takes half as long again,
-and NumPy's huge pages take several times as long where none are free."""
+_MAP_FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_POPULATE", 0)
+"""On Linux, all pages are populated at once. Faulting them in one by one takes 1.5 times as long,
+and NumPy's huge pages take several times as long when none are free."""
 _MAPPED_BYTES = 4 << 20
-"""From this size on, NumPy asks for huge pages. A process may have some 65,000 mappings, which
-smaller states would use up."""
+"""States from this size on are mapped, because NumPy would request huge pages for them. Smaller
+ones could use up the 65,000 or so mappings that a process may have."""
 _TAIL_BYTES = 256 * _COUNT_BYTES
-"""Of zeros at the end of each state: counts of empty parts. llama.cpp is given as many of them as
-a split cache has parts besides the sequence's own. To append them at a restore would copy the
+"""Zeros at the end of each state, which serve as counts of empty parts: llama.cpp reads one for
+each part of a split cache besides the sequence's own. To append them at a restore would copy the
 state."""
 
 
@@ -67,27 +67,27 @@ class ContextOptions:
     n_ubatch: int = 512
     threads: int = 1
     kv_types: tuple[KvType, KvType] = ("f16", "f16")
-    """Of keys and values."""
+    """The types of keys and of values."""
     rope: tuple[tuple[str, float], ...] = ()
-    """What changes positions: fields of `llama_context_params` and their values."""
+    """Settings of rope and YaRN: fields of `llama_context_params` and their values."""
     kv_unified: bool = False
     flash_attention: Literal["auto", "on", "off"] = "auto"
     offload: bool = False
     """Whether the KV cache and attention are on the GPU; otherwise both are on the CPU."""
     embeddings: bool = False
     n_back: int = 0
-    """How many tokens a recurrent state can take back, where llama.cpp can: it keeps as many more
-    states of each sequence."""
+    """How many tokens can be taken back from a recurrent state, if llama.cpp supports that for the
+    model: it keeps this many more states of each sequence."""
     mtp: Literal["off", "trunk", "head"] = "off"
-    """A trunk hands out the hidden states of all rows. A head computes the model's layers for
-    multi-token prediction alone, from such states and tokens, and hands out its own states of rows
-    with logits."""
+    """A trunk returns the hidden states of all rows. A head computes only the model's layers for
+    multi-token prediction, from such states and tokens, and returns its own states of rows with
+    logits."""
 
 
 def rows_with_logits(n_vocab: int, n_sequences: int) -> int:
-    """The most rows with logits of each sequence in one batch, at four bytes per token of the
-    vocabulary. The device reserves memory for those of a compute graph, the host for all; more end
-    the process."""
+    """The most rows with logits that each sequence may have in one batch. A row has four bytes per
+    token of the vocabulary. The device reserves memory for the rows of one compute graph, the host
+    for those of the batch; more rows end the process."""
     return max(_LOGITS_BYTES // (4 * n_vocab * n_sequences), _LEAST_ROWS)
 
 
@@ -97,20 +97,20 @@ class Context:
     def __init__(
         self, model: Model, options: ContextOptions, pulse: memoryview | None = None
     ) -> None:
-        """On Linux, the first eight bytes of `pulse`, of 64, change while a CPU computes."""
+        """`pulse` has 64 bytes, of which the first eight change while a CPU computes (on Linux)."""
         self._flat = library.load()
         self.model = model
-        self._aborts = ctypes.cast(
-            getattr(ctypes.CDLL(None), _ABORTS), self._flat.ggml_abort_callback
+        self._abort_callback = ctypes.cast(
+            getattr(ctypes.CDLL(None), _ABORT_CALLBACK), self._flat.ggml_abort_callback
         )
         self._left = ctypes.c_int32.from_buffer(pulse or bytearray(_ABORT_BYTES))
-        self._left.value = _GOES_ON
+        self._left.value = _RUN
         self._make(options)
 
     def divide(self, n_cells: int, n_slots: int, unified: bool) -> None:
-        """Begin anew with empty cells, in one pool or in equal parts for so many slots.
+        """Recreate the context with empty cells, in one pool or in `n_slots` equal parts.
 
-        Raises `VramOom`, and is closed, if the device has no memory for it any more.
+        Raises `VramOom`, and stays closed, if the device no longer has the memory.
         """
         self.close()
         self._make(replace(self.options, n_ctx=n_cells, n_seq_max=n_slots, kv_unified=unified))
@@ -131,19 +131,19 @@ class Context:
         self._memory = flat.llama_get_memory(pointer)
         self._pooling = flat.llama_pooling_type(pointer)
         self.pools = self._pooling != flat.LLAMA_POOLING_TYPE_NONE
-        """Whether a text has one output; otherwise, each of its tokens has one."""
+        """Whether a text has one pooled output; otherwise, each of its tokens has one."""
         self._applied: Applied = ()
         if model.directions is not None:
             self.steer(model.directions)
         self._unsettled: set[int] = set()
-        """Slots between which a copy waits for the next `decode`."""
+        """Slots with a pending copy, which the next `decode` makes."""
         self._rows: dict[int, npt.NDArray[np.float32]] = {}
         """Views of rows of logits by their address."""
         self.memory_kind = self._memory_kind()
         is_split = self.memory_kind.moves_states and not options.kv_unified
         self._n_empty_parts = options.n_seq_max - 1 if is_split else 0
         """The parts of a split cache besides a sequence's own: its state has a 0 for each."""
-        flat.llama_set_abort_callback(pointer, self._aborts, ctypes.addressof(self._left))
+        flat.llama_set_abort_callback(pointer, self._abort_callback, ctypes.addressof(self._left))
 
     def close(self) -> None:
         if self.pointer:
@@ -153,14 +153,14 @@ class Context:
     # --- compute -----------------------------------------------------------------------
 
     def use_threads(self, n_threads: int) -> None:
-        """Compute on so many threads from the next `decode` on."""
+        """Compute on `n_threads` threads from the next `decode` on."""
         self.options = replace(self.options, threads=n_threads)
         self._flat.llama_set_n_threads(self.pointer, n_threads, n_threads)
 
     def apply(self, adapters: Applied) -> None:
-        """Compute with these of the model's adapters from now on.
+        """Compute with exactly these of the model's adapters from now on.
 
-        NOTE: after a change, the next `decode` lays out its compute graphs anew, which takes
+        NOTE: after a change, the next `decode` rebuilds its compute graphs, which takes
         milliseconds.
         """
         if adapters == self._applied:
@@ -174,7 +174,7 @@ class Context:
         self._applied = adapters
 
     def steer(self, directions: npt.NDArray[np.float32] | None) -> None:
-        """Compute with these directions, (layers - 1, n_embd), or with none, from now on.
+        """Compute with this control vector, (layers - 1, n_embd), or with none, from now on.
 
         Raises `VramOom` if llama.cpp cannot allocate them.
         """
@@ -185,10 +185,10 @@ class Context:
         n_layers, n_embd = directions.shape
         data = directions.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
         if flat.llama_set_adapter_cvec(self.pointer, data, directions.size, n_embd, 1, n_layers):
-            raise VramOom("llama.cpp cannot take the control vector")
+            raise VramOom("llama.cpp cannot allocate the control vector")
 
     def decode(self, batch: Batch) -> DecodeOutcome:
-        """Compute the batch's rows; blocks until the device is done, without the GIL."""
+        """Compute the batch's rows; blocks until the device is done, without holding the GIL."""
         if batch.at_once:
             self._flat.llama_set_causal_attn(self.pointer, False)
         result = self._flat.llama_decode(self.pointer, batch.native)
@@ -196,11 +196,11 @@ class Context:
             self._flat.llama_set_causal_attn(self.pointer, True)
         self._unsettled.clear()
         if result == 0:
-            self._flat.llama_synchronize(self.pointer)  # on a CPU, the decode has waited
-        if abs(self._left.value - _STOPS) < _LEAST_LEFT:
-            # Seldom, so that who looks after several short passes finds another number. An abort
-            # while a GPU computed is none of the next batch.
-            self._left.value = _GOES_ON
+            self._flat.llama_synchronize(self.pointer)  # on a CPU, the decode has waited already
+        if abs(self._left.value - _ABORT) < _LEAST_LEFT:
+            # Rarely, so that a reader who looks only every few short passes still sees a change.
+            # An abort that came while a GPU computed must not stop the next batch.
+            self._left.value = _RUN
         if result == -1:
             raise InferenceFailed("llama.cpp refuses a batch as malformed")
         return _OUTCOMES.get(result, "failed")
@@ -216,8 +216,8 @@ class Context:
         return view
 
     def hidden_states(self, rows: range) -> npt.NDArray[np.float32]:
-        """The hidden states of neighbouring rows of the batch, for a head of one that requested
-        logits: (rows, n_embd), valid until the next `decode`."""
+        """The hidden states of consecutive rows of the batch: (rows, n_embd), valid until the next
+        `decode`. For a head, `rows` is a single row that requested logits."""
         pointer = library.hidden_states().row(self.pointer, rows.start)
         return np.ctypeslib.as_array(pointer, (len(rows), self.model.n_embd))
 
@@ -229,19 +229,18 @@ class Context:
         return np.ctypeslib.as_array(pointer, (size,)).copy()
 
     def of_tokens(self, rows: range) -> npt.NDArray[np.float32]:
-        """A copy of the outputs of these rows of the batch where nothing is pooled:
-        (rows, n_embd)."""
+        """A copy of the outputs of these rows of the batch, (rows, n_embd), without pooling."""
         found = (self._flat.llama_get_embeddings_ith(self.pointer, row) for row in rows)
         return np.stack([np.ctypeslib.as_array(each, (self.model.n_embd,)) for each in found])
 
     def abort(self) -> None:
-        """Make a running `decode` return `aborted`, or the next if none runs.
+        """Make a running `decode` return `aborted`, or the next one if none is running.
 
-        It works on CPU and Metal. Half-updated recurrent state cannot be rolled back, so such a
-        model is never aborted. Any thread may call it.
+        It works on CPU and Metal. A half-updated recurrent state cannot be rolled back, so a model
+        with one is never aborted. Any thread may call it.
         """
         if not self.memory_kind.recurrent:
-            self._left.value = _STOPS
+            self._left.value = _ABORT
 
     # --- memory ------------------------------------------------------------------------
 
@@ -250,7 +249,7 @@ class Context:
         if any("SWA KV cache" in line for line in self.load_log):
             window = int(self._flat.llama_model_n_swa(self.model.pointer))
         n_caches = sum("llama_kv_cache: size = " in line for line in self.load_log)
-        # The layers for multi-token prediction have attention alone.
+        # The layers for multi-token prediction have no recurrent state.
         is_recurrent = self.model.is_recurrent and self.options.mtp != "head"
         kind = MemoryKind(recurrent=is_recurrent, window=window)
         if kind.recurrent:
@@ -260,8 +259,9 @@ class Context:
     def truncate(
         self, slot: int, length: int, snapshot: bytes | None = None, *, is_recent: bool = False
     ) -> bool:
-        """Keep the first `length` positions of a sequence, with a snapshot of that length if one is
-        given. `is_recent`: the last pass computed the last position that stays and all that go.
+        """Keep only the first `length` positions of a sequence. A snapshot must be of that length,
+        and is restored. `is_recent`: the last pass computed the last position that stays and all
+        that go.
 
         Returns false if the memory cannot be cut there. A cut to 0 always works.
         """
@@ -278,13 +278,13 @@ class Context:
         """Copy the first `length` positions of `source` to the empty sequence `target`.
 
         Returns false, with undefined contents in `target`, if the memory cannot be cut there. With
-        a split cache, `source` must not be written, nor `target` be read, before the next `decode`,
-        which makes the copy.
+        a split cache, the next `decode` makes the copy; until then, `source` must not be written
+        nor `target` be read.
         """
         unified, window = self.options.kv_unified, self.memory_kind.window
         if snapshot is not None and window and not unified:
-            # That copy would wait, and then overwrite the snapshot. A state does not wait, and has
-            # all that the snapshot has not.
+            # llama.cpp's copy would wait, and then overwrite the snapshot. A state is restored at
+            # once, and has all that the snapshot lacks.
             state = self.state(source, self.state_bytes(source))
             if state is None or not self.restore(target, state):
                 return False
@@ -299,7 +299,7 @@ class Context:
             # only as many cells as the windows need. Each sequence therefore gets cells of its own.
             snapshot = self.snapshot(target)
         if snapshot is None and self.memory_kind.recurrent and self.memory_kind.most_back:
-            # llama.cpp copies the newest state, also where tokens were taken back since.
+            # llama.cpp copies the newest state, even if tokens were taken back since.
             snapshot = self.snapshot(source)
         return self.truncate(target, length, snapshot)
 
@@ -311,13 +311,13 @@ class Context:
         return bytes(content) if self._get_state(slot, content, partial) else b""
 
     def state_bytes(self, slot: int) -> int:
-        """The size of the state of all memory of a sequence; 0 if llama.cpp fails."""
+        """The size of `state` for a sequence; 0 if llama.cpp fails."""
         size = int(self._flat.llama_state_seq_get_size_ext(self.pointer, slot, 0))
         return size and size - self._n_empty_parts * _COUNT_BYTES + _TAIL_BYTES
 
     def state(self, slot: int, n_bytes: int) -> memoryview | None:
-        """A copy of the state of all memory of a sequence; `None` if llama.cpp fails, or a copy of
-        its cells waits."""
+        """A copy of all memory of a sequence, in `n_bytes` (see `state_bytes`); `None` if llama.cpp
+        fails, or a copy of the sequence's cells is pending."""
         if slot in self._unsettled or not n_bytes:
             return None
         tail = n_bytes - _TAIL_BYTES
@@ -325,7 +325,7 @@ class Context:
         state = _uninitialised(size + _TAIL_BYTES)
         if not self._get_state(slot, np.frombuffer(state[:size], np.uint8), 0):
             return None
-        if self._n_empty_parts:  # those before the slot's are left out
+        if self._n_empty_parts:  # drop the counts of the parts before the slot's
             begin = slot * _COUNT_BYTES
             state[begin : begin + _HEAD_BYTES] = state[:_HEAD_BYTES]
             state = state[begin:]
@@ -334,8 +334,8 @@ class Context:
         return state
 
     def restore(self, slot: int, state: memoryview) -> bool:
-        """Put a state into an empty sequence; if it does not fit, or a copy of the sequence's cells
-        waits, returns false and leaves the sequence empty. Writes into the state's head."""
+        """Put a state into an empty sequence. Returns false, and leaves the sequence empty, if it
+        does not fit or a copy of the sequence's cells is pending. Changes the state's head."""
         n_empty = self._n_empty_parts
         if self.memory_kind.moves_states:
             state[_N_PARTS] = (1 + n_empty).to_bytes(_COUNT_BYTES, sys.byteorder)
@@ -346,7 +346,7 @@ class Context:
         return fits
 
     def _get_state(self, slot: int, content: npt.NDArray[np.uint8], flags: int) -> bool:
-        """Fill `content` with a state of this size; returns whether llama.cpp has done so."""
+        """Fill `content` with the state; returns whether llama.cpp wrote exactly its size."""
         pointer, size = content.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8)), len(content)
         written = self._flat.llama_state_seq_get_data_ext(self.pointer, pointer, size, slot, flags)
         return bool(written == size)
@@ -358,7 +358,7 @@ class Context:
         return bool(read == size)
 
     def first_position(self, slot: int) -> int:
-        """The first position that all layers have of a sequence; -1 if there is none."""
+        """The first position of a sequence that all layers hold; -1 if there is none."""
         return int(self._flat.llama_memory_seq_pos_min(self._memory, slot))
 
     def last_position(self, slot: int) -> int:
@@ -366,7 +366,7 @@ class Context:
         return int(self._flat.llama_memory_seq_pos_max(self._memory, slot))
 
     def clear(self, *, zero: bool = False) -> None:
-        """Free all cells. `zero` overwrites their contents: masks let NaN through."""
+        """Free all cells. `zero` also overwrites their contents, as masks let NaN through."""
         self._flat.llama_memory_clear(self._memory, zero)
 
 
@@ -396,7 +396,7 @@ def _params(options: ContextOptions, n_vocab: int) -> Any:
         "off": flat.LLAMA_FLASH_ATTN_TYPE_DISABLED,
     }[options.flash_attention]
     params.offload_kqv = options.offload
-    # Work on a host tensor stays on the host, and work on the device stays there.
+    # Operations on host tensors stay on the host; llama.cpp must not move them to the device.
     params.op_offload = False
     params.embeddings = options.embeddings
     params.no_perf = True
@@ -404,7 +404,7 @@ def _params(options: ContextOptions, n_vocab: int) -> Any:
 
 
 def _uninitialised(n_bytes: int) -> memoryview:
-    """Memory of any content; the caller writes all of it."""
+    """Uninitialised memory; the caller overwrites all of it."""
     if n_bytes < _MAPPED_BYTES:
         return np.empty(n_bytes, np.uint8).data
-    return memoryview(mmap.mmap(-1, n_bytes, flags=_AT_ONCE))
+    return memoryview(mmap.mmap(-1, n_bytes, flags=_MAP_FLAGS))

@@ -1,7 +1,7 @@
-"""The only import of llama_cpp: loads the native library, its plug-ins and its log.
+"""The only import of llama_cpp: loads the native library and its plug-ins, and collects its log.
 
 Runs in the engine process and in short-lived command-line processes, never in the API process:
-importing llama_cpp loads native code, and native code may end its process.
+importing llama_cpp loads native code, which can crash its process.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _CONTINUED = 5
 
 DeviceKind = Literal["cpu", "gpu", "igpu", "accelerator", "meta"]
 _DEVICE_KINDS: dict[int, DeviceKind] = dict(enumerate(get_args(DeviceKind)))
-"""By ggml's number."""
+"""Keyed by ggml's enum value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Device:
 @dataclass(frozen=True, slots=True)
 class DeviceProperties:
     free_bytes: int
-    """Equal to all of it if the driver does not tell how much is in use."""
+    """Equals `total_bytes` if the driver does not report how much is in use."""
     total_bytes: int
     """0 for a device without memory of its own."""
     pci_id: str | None = None
@@ -66,8 +66,8 @@ class DeviceProperties:
 class Log:
     """llama.cpp's log, assembled into whole lines and passed to a listener.
 
-    Only the log tells the placement, so the residency proof reads it (see `capture`). Native code
-    logs from any of its threads.
+    Only the log reports where buffers are placed, so the residency proof reads it (see `capture`).
+    Native code logs from any of its threads.
     """
 
     def __init__(self) -> None:
@@ -101,17 +101,17 @@ class Log:
 
 
 def reason(lines: Sequence[str]) -> str:
-    """Why a native call failed: the first line of its log that mentions an error, else the last."""
-    told = [line.strip() for line in lines if line.strip()]
-    for line in told:
-        if "error" in line or "failed" in line:
-            return line.split(": ", 1)[-1]
-    return told[-1] if told else "no reason was given"
+    """Why a native call failed: the first log line that mentions a failure, else the last one."""
+    texts = [line.strip() for line in lines if line.strip()]
+    for text in texts:
+        if "error" in text or "failed" in text:
+            return text.split(": ", 1)[-1]
+    return texts[-1] if texts else "no reason was given"
 
 
 log = Log()
 startup_log: list[str] = []
-"""The log of loading the plug-ins: the CPU variant, and why a GPU driver cannot be used."""
+"""The log of loading the plug-ins: names the CPU variant, and why a GPU driver cannot be used."""
 
 
 @cache
@@ -123,7 +123,7 @@ def load() -> ModuleType:
     flat = bindings()
     flat.llama_log_set(log_callback(), None)
     # Without plug-ins in the wheel this does nothing; the built-in backends remain.
-    with log.capture() as lines, _unbound():
+    with log.capture() as lines, _keeping_affinity():
         _ggml().ggml_backend_load_all_from_path(os.fsencode(folder()))
     startup_log.extend(lines)
     if _ggml().ggml_backend_dev_count() == 0:
@@ -136,7 +136,7 @@ def load() -> ModuleType:
 
 @cache
 def log_callback() -> Any:
-    """What native code calls with each piece of its log."""
+    """The callback to which native code passes each piece of its log."""
 
     @bindings().llama_log_callback  # type: ignore[untyped-decorator]
     def write(level: int, text: bytes, _user_data: Any) -> None:
@@ -147,25 +147,25 @@ def log_callback() -> Any:
 
 @cache
 def bindings() -> ModuleType:
-    """The bindings alone, which use no device; raises `BackendMismatch` without a sound wheel."""
+    """The bindings alone, which touch no device; raises `BackendMismatch` without a sound wheel."""
     check_engine()
     return imported("llama_cpp", "llama-cpp-python", "install the wheel of this backend")
 
 
 def imported(module: str, what: str, remedy: str) -> ModuleType:
-    """A module of llama_cpp; raises `BackendMismatch` with `what` and `remedy` if it is absent."""
+    """Import a module of llama_cpp; a failure raises `BackendMismatch` with `what` and `remedy`."""
     try:
         # The package's own `__init__` would import a whole application.
-        with without_init("llama_cpp"), _unbound():
+        with without_init("llama_cpp"), _keeping_affinity():
             return importlib.import_module(f"llama_cpp.{module}")
     except (ImportError, OSError, RuntimeError) as error:
         raise BackendMismatch(f"{what} cannot be loaded: {error}; {remedy}") from error
 
 
 @contextmanager
-def _unbound() -> Iterator[None]:
-    """Leave the thread its CPUs. Where OpenMP's variables bind threads to places, it binds the one
-    that loads it, of which the CPU budget and other threads take theirs."""
+def _keeping_affinity() -> Iterator[None]:
+    """Restore the calling thread's CPU affinity after the block. With `OMP_PROC_BIND` and the like,
+    OpenMP pins the thread that loads it; the CPU budget and later threads would inherit that."""
     if not hasattr(os, "sched_getaffinity"):
         yield
         return
@@ -181,21 +181,21 @@ def on_abort(listener: Callable[[str], None]) -> None:
 
     It is called on the thread that failed. When it returns, the process ends by SIGABRT.
     """
-    told = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
-    callback = told(lambda message: listener(message.decode("utf-8", "replace")))
+    prototype = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
+    callback = prototype(lambda message: listener(message.decode("utf-8", "replace")))
     _kept_alive.append(callback)
     ggml().ggml_set_abort_callback(callback)
 
 
 def sentence_of_abort(what: str, message: str) -> str:
-    """Why native code gave up; a {} in `what` is the file that it works on."""
+    """The sentence that explains an abort; a {} in `what` becomes the file that is worked on."""
     place, _, reason = message.strip().partition(": ")
     return f"{what.format(_worked_on[-1])}: {reason or place}."
 
 
 @contextmanager
 def working_on(file: str) -> Iterator[None]:
-    """Inside the block native code works on this file, and an abort is the file's fault."""
+    """Blame this file if native code aborts inside the block."""
     _worked_on.append(file)
     try:
         yield
@@ -205,7 +205,7 @@ def working_on(file: str) -> Iterator[None]:
 
 _worked_on = ["the model"]
 _kept_alive: list[Any] = []
-"""Callbacks that native code may call until this process ends."""
+"""Callbacks that native code can call until this process ends."""
 
 
 def folder() -> Path:
@@ -270,31 +270,31 @@ def _ggml() -> ctypes.CDLL:
 
 
 def ggml() -> ctypes.CDLL:
-    """ggml's registry functions, after `load`."""
+    """ggml's functions; calls `load` first."""
     load()
     return _ggml()
 
 
 @cache
 def type_numbers() -> dict[str, int]:
-    """ggml's number of each type of numbers, by its name in capitals: `F16`, `Q8_0`…"""
+    """ggml's enum value of each tensor type, keyed by its name in capitals: `F16`, `Q8_0`…"""
     numbers = range(bindings().GGML_TYPE_COUNT)
     return {_ggml().ggml_type_name(number).decode().upper(): number for number in numbers}
 
 
 class HiddenStates(NamedTuple):
-    """llama.cpp's functions that hand out what a model's last layer has put out."""
+    """llama.cpp's functions for hidden states, the outputs of a model's last layer."""
 
     enable: Any
-    """(context, whether, of rows with logits alone)."""
+    """(context, on or off, whether only for rows with logits) → None."""
     row: Any
-    """(context, row of the batch): a pointer to that row and those behind it."""
+    """(context, row of the batch) → a pointer to the states of that row and those after it."""
 
 
 @cache
 def hidden_states() -> HiddenStates:
-    """Raises `BackendMismatch` if this llama.cpp has not these functions, which belong to no API:
-    their names are those that a C++ compiler gives them."""
+    """Look up the functions by their mangled C++ names, because they belong to no API. Raises
+    `BackendMismatch` if this llama.cpp lacks them."""
     lib = ctypes.CDLL("libllama", handle=bindings()._lib._handle)
     try:
         enable = lib["_Z26llama_set_embeddings_nextnP13llama_contextbb"]
@@ -316,9 +316,9 @@ def trim_heap() -> None:
 
 
 def release_pages() -> None:
-    """Give back the mapped pages of model files. The load has read all of them; what it copied to a
-    device or repacked for this processor is never read there again. What is computed with where it
-    lies comes back from the page cache when it is next read. Locked pages stay."""
+    """Release the mapped pages of model files. The load has read all of them, but never reads again
+    what it copied to a device or repacked for this processor. Weights that are used in place come
+    back from the page cache when they are next read. Locked pages stay."""
     if sys.platform != "linux":
         return
     madvise = ctypes.CDLL(None).madvise
@@ -331,7 +331,7 @@ def release_pages() -> None:
 
 
 def devices() -> list[Device]:
-    """The devices in ggml's registry. They themselves are asked nothing, which would initialise
+    """The devices in ggml's registry. The devices themselves are not queried: that would initialise
     each of them and leave a context on it."""
     lib = ggml()
     found = []
@@ -365,17 +365,17 @@ class _Properties(ctypes.Structure):
 
 
 def properties_of(device: Device) -> DeviceProperties:
-    """Asks the device itself: a driver that has lost it may end the process."""
+    """Queries the device itself; a driver that has lost it may end the process."""
     found = _Properties()
     ggml().ggml_backend_dev_get_props(device.handle, ctypes.byref(found))
     pci_id = found.device_id.decode() if found.device_id else None
-    # Where more is in use than the driver's budget, ggml's unsigned difference wraps around.
+    # If more is in use than the driver's budget, ggml's unsigned difference wraps around.
     free = found.memory_free if found.memory_free <= found.memory_total else 0
     return DeviceProperties(free, found.memory_total, pci_id)
 
 
 def is_loaded() -> bool:
-    """Whether native code has already searched for devices in this process."""
+    """Whether `load` has run, so that native code has already looked for devices."""
     return load.cache_info().currsize > 0
 
 
@@ -386,7 +386,8 @@ def system_info() -> str:
 
 
 def versions() -> dict[str, str]:
-    """`llama_cpp_commit` is there if it was built in; our wheels have it in their stamp."""
+    """Versions by component. `llama_cpp_commit` is missing if the build did not embed it; our
+    wheels have it in their stamp."""
     lib = ggml()
     commit = lib.ggml_commit().decode()
     return {

@@ -36,12 +36,12 @@ from worker.llama.source_tokenizer import (
 MAX_TEXT_CHARS = 2048
 """Longer texts are cut at special tokens before llama.cpp tokenises them."""
 LONGEST_WORD = 4096
-"""Characters without white space, or of white space. In a text of a BPE, llama.cpp may look for
-words by expressions that recurse once for each character; a longer word could take all of a
-thread's stack, which ends the process."""
+"""The longest run of characters, all or none of them white space. For a BPE vocabulary, llama.cpp
+may split words by regular expressions that recurse once per character; a longer run could overflow
+the thread's stack, which kills the process."""
 
 ESCAPED = "surrogateescape"
-"""How a text has bytes that are no characters."""
+"""The error handler by which a `str` carries bytes that are not valid UTF-8."""
 
 Metadata = Mapping[str, int | float | bool | str]
 
@@ -51,7 +51,7 @@ class LoadOptions:
     """Where and how the weights are loaded."""
 
     devices: tuple[library.Device, ...] = ()
-    """The GPUs for everything; without one, everything stays on the CPU."""
+    """The GPUs that hold everything; without one, everything stays on the CPU."""
     layers: tuple[int, ...] = ()
     """The number of layers on each of several GPUs, in order; the output layer counts as one."""
     mmap: bool = True
@@ -62,17 +62,17 @@ class LoadOptions:
     tensor_placement: Sequence[tuple[str, int]] = ()
     """Pairs of (tensor name pattern, native buffer type) that override the layer's device."""
     metadata: Metadata = field(default_factory=dict)
-    """What replaces that of the file."""
+    """Values that replace the file's."""
     without_vocabulary: tuple[str, int] | None = None
-    """(architecture, number of tokens): do not read the tokens, if only sizes are needed."""
+    """(architecture, number of tokens): skips reading the tokens, if only sizes are needed."""
     mtp: bool = False
-    """Whether its layers for multi-token prediction are loaded, too."""
+    """Whether the layers for multi-token prediction are loaded, too."""
     extra_buffer_types: bool = True
     """Whether the CPU backend may repack weights into faster layouts during the load."""
 
 
 class InfillTokens(NamedTuple):
-    """The marks of a text with a gap."""
+    """The special tokens of a prompt whose middle is to be filled in."""
 
     prefix: int
     suffix: int
@@ -82,23 +82,23 @@ class InfillTokens(NamedTuple):
 
 
 _ShortPiece = ctypes.c_char * 32
-"""Holds most pieces, and is made faster than by `create_string_buffer`."""
+"""Holds most pieces, and is faster to create than with `create_string_buffer`."""
 _MOST_PIECE_BYTES = 256
 _UNKNOWN, _CONTROL, _USER_DEFINED, _LSTRIP = 1 << 0, 1 << 3, 1 << 4, 1 << 7
 """`LLAMA_TOKEN_ATTR_UNKNOWN`, `…_CONTROL`, `…_USER_DEFINED` and `…_LSTRIP`."""
 _BPE = 2
 """`LLAMA_VOCAB_TYPE_BPE`."""
 _SHORT_WORDS = re.compile(rf"(?:\S{{1,{LONGEST_WORD}}}+(?!\S)|\s{{1,{LONGEST_WORD}}}+(?!\s))*+")
-"""Words up to the first one that is longer, in one pass."""
+"""Matches, in one pass, up to the first word that is longer than `LONGEST_WORD`."""
 _SEAM = re.compile(r"(?<=\w)(?=\W)")
 _EOG_LINE = re.compile(r"EOG token +=\s*(\d+) ")
-"""llama.cpp's line for each such token when it loads a vocabulary; a test checks the wording."""
+"""llama.cpp's log line for each end-of-generation token; a test checks the wording."""
 
 
 class Model:
     """llama.cpp's model object; no native pointer leaves this room.
 
-    Raises `ModelError` if llama.cpp refuses the file; the message has a line of its log.
+    Raises `ModelError` if llama.cpp refuses the file; the message quotes a line of its log.
     """
 
     def __init__(
@@ -110,8 +110,8 @@ class Model:
         flat = self._flat = library.load()
         options = self.options = options or LoadOptions()
         self._split = recorded(path, SPLIT)
-        instead = _instead(self._split, recorded(path, STEPS), options)
-        self._params = _Params(flat, options, instead, on_progress)
+        replaced = _replaced_metadata(self._split, recorded(path, STEPS), options)
+        self._params = _Params(flat, options, replaced, on_progress)
         with library.log.capture() as lines:
             pointer = flat.llama_model_load_from_file(os.fsencode(path), self._params.native)
         self.load_log: tuple[str, ...] = tuple(lines)
@@ -132,13 +132,13 @@ class Model:
         self.is_recurrent = bool(is_hybrid or flat.llama_model_is_recurrent(pointer))
         """Whether some layers have a recurrent state, which cannot be cut."""
         self.adapters: list[Any] = []
-        """Pointers to the adapters that are loaded; llama.cpp frees them with the model."""
+        """Pointers to the loaded adapters; llama.cpp frees them with the model."""
         self.directions: npt.NDArray[np.float32] | None = None
-        """What each layer from the second on adds to its output: (layers - 1, n_embd). Contexts
-        that are made later have it."""
+        """The control vector, which each layer from the second on adds to its output:
+        (layers - 1, n_embd). Applied by contexts that are created after it is set."""
 
     def close(self) -> None:
-        """Free the weights. All contexts of this model must be closed before."""
+        """Free the weights. All contexts of this model must be closed first."""
         if self.pointer:
             self._flat.llama_model_free(self.pointer)
             self.pointer = None
@@ -200,15 +200,15 @@ class Model:
 
     @cached_property
     def end_of_turn(self) -> int:
-        """The token that ends a turn, or else a text."""
+        """The token that ends a turn: EOT, else EOS, else the smallest token in `eog`, else 0."""
         found = (each for each in (self._special("eot"), self.eos) if each is not None)
         return next(found, min(self.eog, default=0))
 
     @cached_property
     def eog(self) -> frozenset[int]:
         """All end-of-generation tokens: EOS, EOT, end of turn…"""
-        told = (_EOG_LINE.search(line) for line in self.load_log)
-        return frozenset(int(line[1]) for line in told if line)
+        matches = (_EOG_LINE.search(line) for line in self.load_log)
+        return frozenset(int(match[1]) for match in matches if match)
 
     @cached_property
     def control(self) -> frozenset[int]:
@@ -218,20 +218,20 @@ class Model:
     @cached_property
     def user_defined(self) -> frozenset[int]:
         """Tokens that llama.cpp finds in any text, even if control tokens are not parsed."""
-        return self._tokens_with(_USER_DEFINED) - self.control  # it makes some of them both
+        return self._tokens_with(_USER_DEFINED) - self.control  # some tokens are marked as both
 
     def _tokens_with(self, attribute: int) -> frozenset[int]:
         return frozenset(t for t, found in enumerate(self._attributes) if found & attribute)
 
     @cached_property
     def _attributes(self) -> array[int]:
-        """The attributes of each token, read only once, because a large vocabulary takes long."""
+        """The attributes of each token; read only once, as this is slow for a large vocabulary."""
         get = partial(self._flat.llama_vocab_get_attr, self.vocab)
         return array("i", map(get, range(self.n_vocab)))
 
     @cached_property
     def infill(self) -> InfillTokens | None:
-        """The marks of a gap; `None` unless the vocabulary has all that are needed."""
+        """`None` unless the vocabulary marks prefix, suffix and middle."""
         prefix, suffix, middle, *others = (
             self._special(f"fim_{part}") for part in ("pre", "suf", "mid", "rep", "sep")
         )
@@ -257,7 +257,7 @@ class Model:
 
     @cached_property
     def _source_tokenizer(self) -> SourceTokenizer | None:
-        """`None` for most models, whose texts llama.cpp tokenises as the source does."""
+        """`None` for most models: llama.cpp tokenises their texts as the source does."""
         steps, lstrip, rstrip = (
             (self.metadata(key) or "").split() for key in (STEPS, LSTRIP, RSTRIP)
         )
@@ -277,11 +277,12 @@ class Model:
         return SourceTokenizer(steps, map(int, lstrip), map(int, rstrip), special, added, ids)
 
     def _tokenize_long(self, text: str, parse_special: bool) -> list[int]:
-        """Tokenise a text in parts whose tokens are the whole's, but for a BPE's `LONGEST_WORD`.
+        """Tokenise a text in parts, with the same result as for the whole text, except where a BPE
+        vocabulary meets a word longer than `LONGEST_WORD`.
 
-        A long text is cut before special tokens that llama.cpp finds in it. White space that such a
-        token may take along stays with it. An uncut text would take long: after each special token,
-        llama.cpp searches the whole rest again.
+        A long text is cut before special tokens that llama.cpp finds in it, but never between such
+        a token and white space that it strips. An uncut text would be slow: after each special
+        token, llama.cpp searches the whole rest again.
         """
         found: list[int] = []
         start = 0
@@ -296,8 +297,8 @@ class Model:
         return found + self.tokenize_parts(text[start:], parse_special)
 
     def tokenize_parts(self, text: str, parse_special: bool) -> list[int]:
-        """Tokenise a text whose special tokens are all in its first `MAX_TEXT_CHARS`; what is no
-        character of it is an escaped byte."""
+        """Tokenise a text, which may contain escaped bytes. To stay whole, its special tokens must
+        be within its first `MAX_TEXT_CHARS` or come after white space."""
         is_bpe = self._flat.llama_vocab_type(self.vocab) == _BPE
         parts = [part.encode(errors=ESCAPED) for part in (_bounded(text) if is_bpe else [text])]
         return [t for part in parts for t in self.tokenize_bytes(part, False, parse_special)]
@@ -337,8 +338,8 @@ class Model:
         return buffer.raw[:length]
 
     def words(self) -> Iterator[bytes]:
-        """The text of every token in turn, as if it was all that a text consists of: without the
-        space that a vocabulary adds to the first word; special tokens as they are spelled."""
+        """The text of every token in turn, detokenised alone: without the space that a vocabulary
+        adds to a text's first word, and with special tokens spelled out."""
         buffer = ctypes.create_string_buffer(_MOST_PIECE_BYTES)
         token, flat = (ctypes.c_int32 * 1)(), self._flat
         for token[0] in range(self.n_vocab):
@@ -349,13 +350,13 @@ class Model:
 
 
 def _bounded(text: str) -> Iterator[str]:
-    """The text in parts without a word that is longer than `LONGEST_WORD`: behind a letter or digit
-    where the last quarter of such a length has one before another character, else anywhere.
+    """Cut a text into parts without a word that is longer than `LONGEST_WORD`. Such a word is cut
+    where letters or digits end within the last quarter of that length, else at that length.
 
-    Special tokens in its first `MAX_TEXT_CHARS` stay whole: nothing is cut there.
+    Nothing is cut in the first `MAX_TEXT_CHARS`, so special tokens stay whole there.
     """
     start = 0
-    while (at := _end_of_short(text, start)) < len(text):
+    while (at := _first_long_word(text, start)) < len(text):
         end = at + LONGEST_WORD
         seams = [seam.start() for seam in _SEAM.finditer(text, end - LONGEST_WORD // 4, end)]
         cut = max(seams, default=end)
@@ -364,10 +365,10 @@ def _bounded(text: str) -> Iterator[str]:
     yield text[start:]
 
 
-def _end_of_short(text: str, start: int) -> int:
-    """Where the first word that is too long begins."""
+def _first_long_word(text: str, start: int) -> int:
+    """Where the first word that is too long begins; the text's length if there is none."""
     match = _SHORT_WORDS.match(text, start)
-    assert match is not None, "it matches nothing, too"
+    assert match is not None, "the pattern also matches the empty text"
     return match.end()
 
 
@@ -375,17 +376,17 @@ def _end_of_short(text: str, start: int) -> int:
 
 
 class _Params:
-    """llama.cpp's parameters of a load, with the arrays and the function to which they point: they
-    must be there until llama.cpp frees the model."""
+    """llama.cpp's parameters of a load, with the arrays and the callback that they point to, which
+    must live until llama.cpp frees the model."""
 
     def __init__(
         self,
         flat: Any,
         options: LoadOptions,
-        instead: Metadata,
+        replaced: Metadata,
         on_progress: Callable[[float], None] | None,
     ) -> None:
-        """`instead`: what replaces the file's metadata."""
+        """`replaced`: values that replace the file's metadata."""
         params = self.native = flat.llama_model_default_params()
         # A NULL-terminated list: without it, llama.cpp uses every device that it finds.
         handles = [device.handle for device in options.devices]
@@ -410,7 +411,7 @@ class _Params:
         params.use_extra_bufts = options.extra_buffer_types
         self._tensor_overrides = _tensor_overrides(options.tensor_placement)
         params.tensor_buft_overrides = ctypes.cast(self._tensor_overrides, ctypes.c_void_p)
-        self._metadata_overrides = _metadata_overrides(flat, instead)
+        self._metadata_overrides = _metadata_overrides(flat, replaced)
         params.kv_overrides = self._metadata_overrides
 
         def progressed(fraction: float, _user_data: Any) -> bool:
@@ -422,9 +423,9 @@ class _Params:
         params.progress_callback = self._progress
 
 
-def _instead(split: str | None, steps: str | None, options: LoadOptions) -> Metadata:
-    """What replaces the file's metadata. Of its tokenizer, llama.cpp is told to leave out what the
-    file records for this worker to do."""
+def _replaced_metadata(split: str | None, steps: str | None, options: LoadOptions) -> Metadata:
+    """Values that replace the file's metadata. They switch off the steps of llama.cpp's tokenizer
+    for which the file records that `SourceTokenizer` does them."""
     found: dict[str, int | float | bool | str] = {}
     if split:
         found["tokenizer.ggml.pre"] = NEUTRAL
