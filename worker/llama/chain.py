@@ -1,9 +1,9 @@
 """llama.cpp's samplers as small functions, and a request's chain of them.
 
-A step takes the tokens that are left and returns those that it leaves. Bias and penalties change
-logits where they are; `Undo` takes that back. The chain's end draws one token. Each step has
-llama.cpp's meaning of its parameters, of `min_keep` and of forbidden tokens, which stay in the
-count of those that are left although they cannot be drawn. Engine thread.
+A step takes the tokens that are left and returns those that it keeps. Bias and penalties change
+logits in place; `Undo` takes that back. The chain's end draws one token. Each step follows
+llama.cpp in its parameters, in `min_keep` and in forbidden tokens, which still count among the
+tokens that are left although they cannot be drawn. Engine thread.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
+import numpy.typing as npt
 
 from worker.llama.draw import (
     LOWEST,
@@ -32,15 +33,15 @@ from worker.llama.model import Model
 from worker.wire.sampling import Sampling
 
 COLDEST = 1e-4
-"""At a lower temperature the likeliest token is drawn: logits would be thousands apart."""
+"""Below this temperature the likeliest token is drawn: scaled logits would be thousands apart."""
 _DIVISIBLE = 1e-30
-"""A lower temperature is zero: the division would overflow."""
+"""A temperature below this counts as zero: the division would overflow."""
 _ADAPTIVE_WIDTH, _ADAPTIVE_PEAK, _ADAPTIVE_SHARPNESS = 0.3, 5.0, 10.0
 _TINY = float(np.finfo(np.float32).tiny)
-_SURE = 0.2
-"""The least share of a token that a text in a gap goes on with."""
+_INFILL_SHARE = 0.2
+"""The least probability of a token with which `infill` continues the text."""
 _INFILL_TOKENS = 1024
-"""The likeliest so many can be joined with others; it is used behind top_k or top_p."""
+"""How many of the likeliest tokens `infill` considers; it is meant to follow top_k or top_p."""
 _MIROSTAT_M = 100
 """The number of likeliest tokens by which mirostat 1 estimates how fast probabilities fall."""
 
@@ -52,12 +53,12 @@ class Kept(NamedTuple):
     ids: Indices | None
     """`None`: each logit's index is its token."""
     is_sorted: bool
-    """Whether the logits fall."""
+    """Whether the logits are in descending order."""
     size: int
-    """How many there are with the forbidden ones, which `logits` may be without."""
+    """The number of tokens including the forbidden ones, which `logits` may lack."""
 
     def at(self, index: Indices | slice, *, is_sorted: bool, size: int | None = None) -> Kept:
-        """Those at these indices; in the count, `size` of them."""
+        """The tokens at these indices; `size` is their number unless it is given."""
         logits = self.logits[index]
         if self.ids is not None:
             ids = self.ids[index]
@@ -73,7 +74,7 @@ Step = Callable[[Kept], Kept]
 
 
 def top_k(count: int, kept: Kept) -> Kept:
-    """The `count` likeliest (Fan et al. 2018)."""
+    """Keep the `count` likeliest (Fan et al. 2018)."""
     if count >= kept.size:
         return kept
     index = slice(count) if kept.is_sorted else largest(kept.logits, count)
@@ -81,7 +82,7 @@ def top_k(count: int, kept: Kept) -> Kept:
 
 
 def top_p(share: float, min_keep: int, kept: Kept) -> Kept:
-    """The likeliest that have this probability together (Holtzman et al. 2019)."""
+    """Keep the likeliest that together have this probability (Holtzman et al. 2019)."""
     weights = weights_of(kept.logits)
     if not kept.is_sorted:
         index = nucleus(kept.logits, weights, share, min_keep, "left")
@@ -92,7 +93,7 @@ def top_p(share: float, min_keep: int, kept: Kept) -> Kept:
 
 
 def min_p(share: float, min_keep: int, kept: Kept) -> Kept:
-    """Those that have this share of the likeliest one's probability (Nguyen et al. 2024)."""
+    """Keep those with this share of the likeliest one's probability (Nguyen et al. 2024)."""
     index = np.flatnonzero(kept.logits >= kept.logits.max() + math.log(share))
     is_sorted = kept.is_sorted
     if len(index) < min_keep:
@@ -101,7 +102,8 @@ def min_p(share: float, min_keep: int, kept: Kept) -> Kept:
 
 
 def typical_p(share: float, min_keep: int, kept: Kept) -> Kept:
-    """Those whose surprise is nearest to the entropy (Meister et al. 2022)."""
+    """Keep those whose surprise is nearest to the entropy, until they together have this
+    probability (Meister et al. 2022)."""
     weights = _shares(kept)
     with np.errstate(divide="ignore"):
         surprise = -np.log(weights)
@@ -112,19 +114,19 @@ def typical_p(share: float, min_keep: int, kept: Kept) -> Kept:
 
 
 def top_n_sigma(n: float, kept: Kept) -> Kept:
-    """Those that are at most `n` standard deviations below the largest (Tang et al. 2024)."""
+    """Keep those at most `n` standard deviations below the largest logit (Tang et al. 2024)."""
     if kept.size <= 1:
         return kept
     possible = kept.logits[kept.logits >= LOWEST]
     least = kept.logits.max() - n * float(possible.std(dtype=np.float64))
-    # llama.cpp forbids the others and leaves them in the count.
+    # llama.cpp forbids the others, but still counts them.
     return kept.at(np.flatnonzero(kept.logits >= least), is_sorted=kept.is_sorted, size=kept.size)
 
 
 def infill(model: Model, kept: Kept) -> Kept:
-    """Those that a text in a gap goes on with surely, or the end: llama.cpp's `infill`.
+    """Keep the likely continuations of a text before a gap, or the end: llama.cpp's `infill`.
 
-    A token that begins as another does counts with it. Where no text is sure, the text ends.
+    Tokens of which one begins another count as one. If no continuation is likely, the text ends.
     """
     order = largest(kept.logits, min(len(kept.logits), _INFILL_TOKENS))
     shares = weights_of(kept.logits)
@@ -134,8 +136,8 @@ def infill(model: Model, kept: Kept) -> Kept:
     p_end, p_text = float(shares[is_end].sum()), float(shares[~is_end].sum())
     if 3 * p_end * kept.size > p_text:
         return kept.at(order[is_end], is_sorted=True)
-    _join(shares, list(map(model.piece, tokens)))
-    stays = (shares >= _SURE) | is_end
+    _merge_prefixes(shares, list(map(model.piece, tokens)))
+    stays = (shares >= _INFILL_SHARE) | is_end
     n_texts = int((stays & ~is_end).sum())
     if n_texts == 0:
         return Kept(np.ones(1, np.float32), np.array([model.end_of_turn]), is_sorted=True, size=1)
@@ -144,8 +146,8 @@ def infill(model: Model, kept: Kept) -> Kept:
     return kept.at(order[stays], is_sorted=True)
 
 
-def _join(shares: Indices, pieces: list[bytes]) -> None:
-    """Give the share of each token to the likelier one of two of which one begins the other."""
+def _merge_prefixes(shares: npt.NDArray[np.float64], pieces: list[bytes]) -> None:
+    """Of two tokens of which one begins the other, give both shares to the likelier one."""
     by_piece = sorted(range(len(pieces)), key=pieces.__getitem__)
     sorted_pieces = [pieces[at] for at in by_piece]
     for first, piece in enumerate(pieces):
@@ -166,11 +168,11 @@ def _join(shares: Indices, pieces: list[bytes]) -> None:
 
 
 def xtc(threshold: float, min_keep: int, kept: Kept) -> Kept:
-    """Without those above the threshold, except the least likely of them: Exclude Top Choices."""
+    """Drop those above the threshold, except the least likely of them: Exclude Top Choices."""
     if kept.size < 2:
         return kept
     weights = weights_of(kept.logits)
-    least = max(threshold * weights.sum(dtype=np.float64), _TINY)  # which no forbidden one reaches
+    least = max(threshold * weights.sum(dtype=np.float64), _TINY)  # no forbidden token reaches it
     above = np.flatnonzero(weights >= least)
     size = kept.size - len(above) + 1
     if len(above) < 2 or size < min_keep:
@@ -189,8 +191,8 @@ def temperature(value: float, kept: Kept) -> Kept:
 
 
 def dynamic_temperature(value: float, spread: float, exponent: float, kept: Kept) -> Kept:
-    """A temperature from `value - spread` where the entropy is 0 to `value + spread` where it is as
-    large as it can be."""
+    """Apply a temperature from `value - spread`, if the entropy is 0, to `value + spread`, if it is
+    as large as possible."""
     if kept.size <= 1:
         return kept
     share = _entropy(_shares(kept)) / math.log(kept.size)
@@ -208,10 +210,10 @@ def _entropy(shares: Logits) -> float:
 
 
 class Plain:
-    """By the probabilities at a temperature; the likeliest token if it is cold."""
+    """Draws by the probabilities at a temperature, or the likeliest token below `COLDEST`."""
 
     state: tuple[float, ...] = ()
-    """All that an end has learned from what was drawn; this one learns nothing."""
+    """What an end has learned from the tokens that were drawn; this one learns nothing."""
 
     def __init__(self, value: float) -> None:
         self.value = value
@@ -223,14 +225,14 @@ class Plain:
         return kept, weights_of(kept.logits, self.value)
 
     def after(self, kept: Kept, weights: Logits, index: int) -> tuple[float, ...]:
-        """The state once the token at this index was drawn by these weights; `kept` is what the
-        steps had kept."""
+        """The state after the token at this index was drawn by these weights. `kept` is what the
+        steps kept, before `weights` was called."""
         return ()
 
 
 class Mirostat:
-    """Keeps tokens of `mu` bits of surprise at most, and moves `mu` until those that are drawn have
-    `tau` (Basu et al. 2021). Version 1 estimates the number of such tokens by Zipf's law."""
+    """Keeps tokens of at most `mu` bits of surprise, and adjusts `mu` so that drawn tokens have
+    `tau` bits (Basu et al. 2021). Version 1 estimates the number of such tokens by Zipf's law."""
 
     def __init__(self, version: int, tau: float, eta: float, n_vocab: int) -> None:
         self._version, self._tau, self._eta, self._n_vocab = version, tau, eta, n_vocab
@@ -248,8 +250,8 @@ class Mirostat:
         return kept, weights_of(kept.logits)
 
     def _rank(self, kept: Kept, mu: float) -> int:
-        """The number of tokens with `mu` bits at most, if their probabilities go on falling as
-        those of the likeliest do."""
+        """The number of tokens with at most `mu` bits, if their probabilities keep falling like
+        those of the likeliest."""
         best = kept.logits[largest(kept.logits, _MIROSTAT_M)].astype(np.float64)
         if len(best) < 2:
             return 1
@@ -270,8 +272,8 @@ class Mirostat:
 
 
 class Adaptive:
-    """Prefers tokens near a probability, which is moved so that those which are drawn have the
-    target in the mean (`adaptive-p` of llama.cpp)."""
+    """Prefers tokens near a probability, and adjusts it so that drawn tokens have the target on
+    average (llama.cpp's `adaptive-p`)."""
 
     def __init__(self, target: float, decay: float) -> None:
         self._target, self._decay = target, decay
@@ -305,13 +307,13 @@ def _shares(kept: Kept) -> Logits:
 
 
 class Undo:
-    """What steps have changed in a row of logits itself, so that it need not be copied."""
+    """Records what steps change in a row of logits, so that the row need not be copied."""
 
     def __init__(self) -> None:
         self._saved: list[tuple[Logits, Any, Logits]] = []
 
     def change(self, kept: Kept, at: Indices, values: Logits) -> Kept:
-        """With these values at these indices."""
+        """Set these values at these indices."""
         if kept.ids is None:
             self._saved.append((kept.logits, at, kept.logits[at]))
         kept.logits[at] = values
@@ -332,29 +334,26 @@ def _is(step: Step, *functions: Callable[..., Kept]) -> TypeGuard[partial[Kept]]
 
 
 class Chain:
-    """The steps and the end that a request asks for.
-
-    `changes` has the steps that depend on its text, by the samplers' names, and `bias`, which comes
-    before all others.
-    """
+    """The steps and the end that a request asks for. `changes` has the steps that need the text or
+    the model, by the samplers' names, and `bias`, which comes first."""
 
     def __init__(
         self, sampling: Sampling, changes: Mapping[str, Step], undo: Undo, n_vocab: int
     ) -> None:
         self._undo, self._keeps_odds = undo, sampling.post_sampling_probs
         self._steps, self.last = _path(sampling, changes, n_vocab)
-        """The end's state is what the tokens that were taken do not tell: mirostat and adaptive_p
-        learn from their odds."""
+        """The state of the end does not follow from the text: mirostat and adaptive_p learn from
+        the probabilities of the tokens in it."""
         self._xtc_chance = sampling.xtc_probability
         self._without_xtc = [step for step in self._steps if not _is(step, xtc)]
-        """Those of a draw in which xtc does not act."""
+        """The steps of a draw in which xtc does not act."""
         self._next: tuple[float, ...] = ()
         self._odds: tuple[Indices | None, Logits] | None = None
         is_cold = isinstance(self.last, Plain) and self.last.value < COLDEST
         self.is_greedy = is_cold and all(step is changes.get("bias") for step in self._steps)
-        """Whether the likeliest token by logits and bias is drawn, whatever was said."""
-        self.throws_twice = self._without_xtc != self._steps
-        """Whether a draw takes a second random number."""
+        """Whether the likeliest token by logits and bias is drawn, regardless of the text."""
+        self.needs_chance = self._without_xtc != self._steps
+        """Whether `draw` needs a `chance`."""
 
     def draw(self, logits: Logits, number: float, chance: float = 1.0) -> int:
         """The token at `number` from [0, 1) in the cumulative distribution; xtc acts if `chance`
@@ -382,17 +381,17 @@ class Chain:
         return index if final.ids is None else int(final.ids[index])
 
     def take(self) -> None:
-        """The token of the last draw goes into the answer."""
+        """Learn from the last draw: its token goes into the answer."""
         if self._next:
             self.last.state = self._next
 
     def give(self) -> None:
-        """A token that was not drawn goes into the answer: nothing is learned of a draw."""
+        """Forget the last draw: a token that was not drawn goes into the answer."""
         self._odds, self._next = None, ()
 
     def log_probabilities(self, token: int, n_top: int) -> tuple[float, list[tuple[int, float]]]:
-        """The natural log-probability with which the token was drawn, and the `n_top` best that
-        could have been; a token that was given is certain."""
+        """The natural log-probability with which the token was drawn, and those of the `n_top`
+        likeliest tokens; a token that was given has the probability 1."""
         if self._odds is None:
             return 0.0, [(token, 0.0)][:n_top]
         ids, weights = self._odds
@@ -408,7 +407,7 @@ class Chain:
 
 
 def _path(sampling: Sampling, changes: Mapping[str, Step], n_vocab: int) -> tuple[list[Step], Last]:
-    """The steps in the request's order, and the end. A step that is off is none."""
+    """The steps in the request's order, without those that are off, and the end."""
     names = ("temperature",) if sampling.mirostat else sampling.samplers
     made = [_step(name, sampling, changes) for name in ("bias", *names)]
     steps = [step for step in made if step is not None]
@@ -417,7 +416,7 @@ def _path(sampling: Sampling, changes: Mapping[str, Step], n_vocab: int) -> tupl
         return steps, Mirostat(sampling.mirostat, tau, eta, n_vocab)
     if sampling.learns:
         return steps, Adaptive(sampling.adaptive_target, sampling.adaptive_decay)
-    return steps, _taken_over(steps)
+    return steps, _plain_end(steps)
 
 
 def _step(name: str, sampling: Sampling, changes: Mapping[str, Step]) -> Step | None:
@@ -443,9 +442,9 @@ def _step(name: str, sampling: Sampling, changes: Mapping[str, Step]) -> Step | 
     return changes.get(name)
 
 
-def _taken_over(steps: list[Step]) -> Plain:
-    """The end, which takes over the steps that it can do itself: a temperature at the end costs no
-    second pass over the vocabulary, and nothing is cut where only the likeliest token is used."""
+def _plain_end(steps: list[Step]) -> Plain:
+    """Make the end, and remove the steps that it replaces: it applies a final temperature without
+    another pass over the vocabulary, and nothing is cut if only the likeliest token is drawn."""
     for at, step in enumerate(steps):
         if _is(step, temperature) and step.args[0] < COLDEST:
             del steps[at:]

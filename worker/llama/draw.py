@@ -16,16 +16,16 @@ Logits = npt.NDArray[np.float32]
 Indices = npt.NDArray[np.intp]
 
 _BLOCK = 64
-"""The number of logits in a block, of which one maximum or one sum is computed first."""
+"""The number of logits in a block; a first pass computes one maximum or one sum of each block."""
 _FIRST_GUESS = 128
-"""This many of the likeliest tokens usually hold the whole nucleus."""
+"""This many of the likeliest tokens usually contain the whole nucleus."""
 _MASK = (1 << 64) - 1
 LOWEST = np.finfo(np.float32).min
 
 
 class NotANumber(InferenceFailed):
-    """Outputs hold NaN, which no sampler can order, and so may the cells that were computed with
-    them."""
+    """Outputs contain NaN, which no sampler can order. The cells that were computed with them may
+    contain NaN, too."""
 
     def __init__(self, what: str = "model") -> None:
         super().__init__(
@@ -35,7 +35,7 @@ class NotANumber(InferenceFailed):
 
 
 def dice(seed: int, position: int, attempt: int = 0) -> float:
-    """A number from [0, 1) for one draw of one token; the same on every machine and at any time.
+    """A number from [0, 1) for one draw of one token; it depends on the arguments alone.
 
     SplitMix64 (Steele, Lea, Flood 2014), with a state from seed, position and attempt.
     """
@@ -52,17 +52,17 @@ def _mixed(state: int) -> int:
 
 def likeliest(logits: Logits) -> int:
     """The index of the largest logit; raises `NotANumber` if one is NaN."""
-    token = int(logits.argmax())  # of a row with NaN, it is the first of these
+    token = int(logits.argmax())  # the first NaN, if there is one
     if math.isnan(logits[token]):
         raise NotANumber
     return token
 
 
 def largest(values: Logits, count: int) -> Indices:
-    """The indices of the `count` largest values above -inf, in falling order; at least one."""
+    """The indices of the `count` largest values above -inf, in descending order; at least one."""
     n_blocks = len(values) // _BLOCK
     if count < n_blocks // 2:
-        # `count` block maxima are above the bound, so at least as many values are. A block is every
+        # `count` block maxima reach the bound, so at least as many values do. A block is every
         # n-th value, so that NumPy can use whole vector registers.
         peaks = values[: n_blocks * _BLOCK].reshape(_BLOCK, n_blocks).max(axis=0)
         bound = np.partition(peaks, n_blocks - count)[n_blocks - count]
@@ -70,7 +70,7 @@ def largest(values: Logits, count: int) -> Indices:
         bound = np.partition(values, len(values) - count)[len(values) - count]
     else:
         bound = LOWEST
-    # Logits that a constraint has forbidden are not sorted, however few others are left.
+    # Logits that a constraint has forbidden are never sorted, however few others are left.
     found = np.flatnonzero(values >= max(bound, LOWEST))
     if not len(found):
         return np.array([values.argmax()])
@@ -78,11 +78,11 @@ def largest(values: Logits, count: int) -> Indices:
 
 
 def nucleus(values: Logits, weights: Logits, share: float, least: int, side: str) -> Indices:
-    """The indices of the largest values whose weights reach `share` of all together, in falling
+    """The indices of the largest values whose weights sum to `share` of the total, in descending
     order; at least `least` of them.
 
-    The last index is the one with which the sum is `share` or more (`side` left) or more than that
-    (right). It is searched among more and more of the largest.
+    The sum reaches `share` if `side` is "left", and exceeds it if `side` is "right". The search
+    goes through more and more of the largest values.
     """
     wanted = share * float(weights.sum(dtype=np.float64))
     guess = max(_FIRST_GUESS, least)
@@ -96,7 +96,7 @@ def nucleus(values: Logits, weights: Logits, share: float, least: int, side: str
 
 
 def reached(weights: Logits, wanted: float, side: str) -> int:
-    """How many of the weights have the sum `wanted`; 0 if all together do not."""
+    """How many of the first weights sum to `wanted`; 0 if all together do not."""
     sums = weights.cumsum(dtype=np.float64)
     count = int(np.searchsorted(sums, wanted, side=side)) + 1  # type: ignore[call-overload]
     return count if count <= len(sums) else 0
@@ -132,5 +132,5 @@ def pick(weights: Logits, number: float) -> int:
 def _passed(weights: Logits, number: float) -> int:
     sums = weights.cumsum(dtype=np.float64)
     found = int(sums.searchsorted(number * sums[-1], side="right"))
-    # If rounding gives the total itself, it is the last index with a weight.
+    # If rounding yields the total itself, take the last index with a weight.
     return found if found < len(sums) else int(sums.searchsorted(sums[-1]))

@@ -1,6 +1,6 @@
-"""The samplers that change logits by what was said: bias, penalties and DRY.
+"""The samplers that change logits: bias, and by the text so far, penalties and DRY.
 
-Each is a step of the chain, and remembers the text: `remember` is told every token. Engine thread.
+Each is a step of the chain. Penalties and DRY get every token by `remember`. Engine thread.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from worker.wire.sampling import Sampling
 _SMALLEST_REPETITION_PENALTY = 1e-2
 """Zero would divide logits by zero. At this value, a repeated token wins anyway."""
 _LARGEST_LOG = 88.7228391
-"""Of a number in single precision."""
+"""The natural logarithm of the largest number in single precision."""
 
 _ENOUGH = 1000
-"""Repetitions are not counted further, where their length has next to no effect."""
+"""The longest repetition that counts if the base is almost 1."""
 _MOST_BREAKER_BYTES, _MOST_BREAKER_TOKENS = 40, 20
 
 Breakers = Mapping[int, Sequence[tuple[int, ...]]]
-"""The first token of each sequence breaker → the tokens that must follow it, in one of these."""
+"""The first token of each sequence breaker → the token sequences of which one must follow it."""
 
 
-def _found(left: Indices, ids: Indices) -> tuple[Indices, Indices]:
-    """The ids that are left, by where they are in each; all ids are different."""
+def _in_both(left: Indices, ids: Indices) -> tuple[Indices, Indices]:
+    """Where in `left` and where in `ids` the ids are that both have; neither has duplicates."""
     _, at, of = np.intersect1d(left, ids, assume_unique=True, return_indices=True)
     return at, of
 
@@ -48,7 +48,7 @@ class Bias:
         self._forbids = bool(np.isneginf(self._added).any())
 
     def __call__(self, kept: Kept) -> Kept:
-        """Raises `InvalidRequest` if no token is left: none will be if it is tried again."""
+        """Raises `InvalidRequest`, as a retry cannot help, if no token is left."""
         assert kept.ids is None, "bias is the first step"
         changed = self._undo.change(kept, self._ids, kept.logits[self._ids] + self._added)
         if self._forbids and changed.logits.max() == -np.inf:
@@ -64,17 +64,18 @@ class Penalties:
         self._repetition = max(sampling.repetition_penalty, _SMALLEST_REPETITION_PENALTY)
         self._frequency, self._presence = sampling.frequency_penalty, sampling.presence_penalty
         last_n = sampling.repeat_last_n
-        said = prompt if last_n is None or last_n < 0 else prompt[max(len(prompt) - last_n, 0) :]
-        # Only the repetition penalty counts the prompt without a window.
-        counts = Counter(() if last_n is None and self._repetition == 1.0 else said)
-        self._window = None if last_n is None or last_n < 0 else deque(said, last_n)
+        text = prompt if last_n is None or last_n < 0 else prompt[max(len(prompt) - last_n, 0) :]
+        # If `repeat_last_n` is not set, only the repetition penalty counts the prompt.
+        counts = Counter(() if last_n is None and self._repetition == 1.0 else text)
+        self._window = None if last_n is None or last_n < 0 else deque(text, last_n)
         self._row_of = {token: row for row, token in enumerate(counts)}
         n, room = len(counts), max(2 * len(counts), 64)
         self._ids = np.zeros(room, np.intp)
-        self._count, self._said = np.zeros(room, np.float32), np.zeros(room, np.float32)
-        self._ids[:n], self._said[:n] = [*counts], [*counts.values()]
+        self._count, self._repeats = np.zeros(room, np.float32), np.zeros(room, np.float32)
+        """How often each token counts for frequency and presence, and for repetition."""
+        self._ids[:n], self._repeats[:n] = [*counts], [*counts.values()]
         if last_n is not None:
-            self._count[:n] = self._said[:n]
+            self._count[:n] = self._repeats[:n]
 
     def remember(self, token: int) -> None:
         if self._window is not None:
@@ -82,38 +83,38 @@ class Penalties:
                 if not self._window:
                     return
                 row = self._row_of[self._window[0]]
-                self._said[row] -= 1
+                self._repeats[row] -= 1
                 self._count[row] -= 1
             self._window.append(token)
         row = self._row_of.setdefault(token, len(self._row_of))
         if row == len(self._ids):
             room = (0, row)  # as much again
             self._ids = np.pad(self._ids, room)
-            self._count, self._said = np.pad(self._count, room), np.pad(self._said, room)
+            self._count, self._repeats = np.pad(self._count, room), np.pad(self._repeats, room)
         self._ids[row] = token
-        self._said[row] += 1
+        self._repeats[row] += 1
         self._count[row] += 1
 
     def __call__(self, kept: Kept) -> Kept:
         n = len(self._row_of)
-        at, count, said = self._ids[:n], self._count[:n], self._said[:n]
+        at, count, repeats = self._ids[:n], self._count[:n], self._repeats[:n]
         if kept.ids is not None:
-            at, of = _found(kept.ids, at)
-            count, said = count[of], said[of]
+            at, of = _in_both(kept.ids, at)
+            count, repeats = count[of], repeats[of]
         values = kept.logits[at]
         if self._repetition != 1.0:
-            punished = np.where(values > 0, values / self._repetition, values * self._repetition)
-            values = np.where(said > 0, punished, values)
+            penalised = np.where(values > 0, values / self._repetition, values * self._repetition)
+            values = np.where(repeats > 0, penalised, values)
         if self._frequency or self._presence:
             values = values - (count * self._frequency + (count > 0) * self._presence)
         return self._undo.change(kept, at, values)
 
 
 class Dry:
-    """Don't Repeat Yourself: punishes the tokens that would go on with a repetition, by its length
+    """Don't Repeat Yourself: penalises the tokens that would continue a repetition, by its length
     (p-e-w, text-generation-webui 2024).
 
-    A repetition does not go across a sequence breaker.
+    A repetition never extends across a sequence breaker.
     """
 
     def __init__(
@@ -128,31 +129,32 @@ class Dry:
         self._multiplier, self._base = sampling.dry_multiplier, sampling.dry_base
         self._allowed, self._last_n = sampling.dry_allowed_length, sampling.dry_penalty_last_n
         self._most = _ENOUGH
-        """A longer repetition counts no more: its power would be infinite."""
+        """The largest exponent of the base: the power of a larger one would be infinite."""
         if self._base > 1.000001:
             self._most = int(_LARGEST_LOG / math.log(self._base)) or _ENOUGH
         self._is_head, self._is_breaker = np.zeros((2, n_vocab), np.bool_)
         self._is_head[[*breakers]] = True
         self._is_breaker[[token for token, rests in breakers.items() if () in rests]] = True
-        self._said: npt.NDArray[np.int32] = np.array(prompt, np.int32)
-        self._n_said = len(prompt)
+        self._text: npt.NDArray[np.int32] = np.array(prompt, np.int32)
+        """Prompt and answer, of which the first `_n_tokens` are filled."""
+        self._n_tokens = len(prompt)
         self._breaker = -1, 0
-        """Where the last breaker begins, and where what follows it does."""
+        """Where the last breaker begins, and where it ends."""
         self._look_for_breaker(0)
-        self._lengths = self._repeated(self._start)
-        """For each token of the text, how many tokens up to it are those at the text's end; from
-        `_start` on."""
+        self._lengths = self._match_lengths(self._start)
+        """For each token of the text from `_start` on, how many tokens up to it equal those at the
+        text's end."""
 
     @property
     def _start(self) -> int:
-        return 0 if self._last_n < 0 else max(self._n_said - self._last_n, 0)
+        return 0 if self._last_n < 0 else max(self._n_tokens - self._last_n, 0)
 
-    def _repeated(self, start: int) -> npt.NDArray[np.int32]:
-        """All lengths, by Gusfield's Z algorithm on the text read backwards: no token is compared
-        often, however the text repeats itself."""
-        text = self._said[start:][::-1].tolist()
+    def _match_lengths(self, start: int) -> npt.NDArray[np.int32]:
+        """All `_lengths`, by Gusfield's Z algorithm on the reversed text: in linear time, however
+        often the text repeats itself."""
+        text = self._text[start:][::-1].tolist()
         found = [0] * len(text)
-        begin = end = 0  # of the stretch that is as the text begins, and reaches furthest
+        begin = end = 0  # of the match with the text's beginning that reaches furthest
         for at in range(1, len(text)):
             length = min(end - at, found[at - begin]) if at < end else 0
             while at + length < len(text) and text[length] == text[at + length]:
@@ -163,19 +165,19 @@ class Dry:
         return np.array([*[0] * start, *found[::-1]], np.int32)
 
     def remember(self, token: int) -> None:
-        n = self._n_said
-        if n == len(self._said):
+        n = self._n_tokens
+        if n == len(self._text):
             room = np.zeros(max(n, 256), np.int32)
-            self._said = np.concatenate((self._said, room))
+            self._text = np.concatenate((self._text, room))
             self._lengths = np.concatenate((self._lengths, room))
         start = max(self._start, 1)
         lengths = self._lengths
         if n:
-            longer = np.where(self._said[start:n] == token, lengths[start - 1 : n - 1] + 1, 0)
+            longer = np.where(self._text[start:n] == token, lengths[start - 1 : n - 1] + 1, 0)
             lengths[start:n] = longer
-            lengths[0] = self._said[0] == token
-        self._said[n] = token
-        self._n_said = n + 1
+            lengths[0] = self._text[0] == token
+        self._text[n] = token
+        self._n_tokens = n + 1
         self._look_for_breaker(max(n - _MOST_BREAKER_TOKENS, 0))
 
     def __call__(self, kept: Kept) -> Kept:
@@ -186,13 +188,13 @@ class Dry:
         added = (self._multiplier * self._base ** exponents.astype(np.float64)).astype(np.float32)
         at = ids
         if kept.ids is not None:
-            at, of = _found(kept.ids, ids)
+            at, of = _in_both(kept.ids, ids)
             added = added[of]
         return self._undo.change(kept, at, kept.logits[at] - added)
 
     def _repetitions(self) -> tuple[Indices, npt.NDArray[np.int32]]:
-        """The tokens that would go on with a repetition, and the length of the longest of each."""
-        start, n = self._start, self._n_said
+        """The tokens that would continue a repetition, and the length of the longest of each."""
+        start, n = self._start, self._n_tokens
         none = np.array([], np.intp), np.array([], np.int32)
         if n - start <= self._allowed:
             return none
@@ -200,24 +202,24 @@ class Dry:
         most = n - (end if begin >= start else start)
         if most < self._allowed:
             return none
-        # No repetition begins before the window or goes across a breaker.
+        # No repetition begins before the window or extends across a breaker.
         lengths = np.minimum(self._lengths[start : n - 1], np.arange(1, n - start))
         lengths = np.minimum(lengths, most)
         places = np.flatnonzero(lengths >= self._allowed)
-        follows = self._said[start + 1 + places]
+        follows = self._text[start + 1 + places]
         ids, group = np.unique(follows, return_inverse=True)
         longest = np.zeros(len(ids), np.int32)
         np.maximum.at(longest, group, lengths[places].astype(np.int32))
-        punished = ~self._is_breaker[ids]
-        return ids[punished].astype(np.intp), longest[punished]
+        penalised = ~self._is_breaker[ids]
+        return ids[penalised].astype(np.intp), longest[penalised]
 
     def _look_for_breaker(self, start: int) -> None:
         """Find the last breaker, unless it begins before `start`."""
-        said = self._said[start : self._n_said]
-        heads: list[int] = np.flatnonzero(self._is_head[said])[::-1].tolist()
+        text = self._text[start : self._n_tokens]
+        heads: list[int] = np.flatnonzero(self._is_head[text])[::-1].tolist()
         for at in heads:
-            rests = self._breakers[int(said[at])]
-            whole = [r for r in rests if tuple(said[at + 1 : at + 1 + len(r)].tolist()) == r]
+            rests = self._breakers[int(text[at])]
+            whole = [r for r in rests if tuple(text[at + 1 : at + 1 + len(r)].tolist()) == r]
             if whole:
                 self._breaker = start + at, start + at + 1 + max(map(len, whole))
                 return
@@ -227,9 +229,9 @@ class Dry:
 
 
 def breakers_of(model: Model, texts: Iterable[str]) -> Breakers:
-    """The tokens with which a breaker of DRY may begin, as llama.cpp finds them, and what follows
-    them: nothing if the token has all of it, else the tokens of the rest. A text longer than 40
-    bytes is cut. Any thread."""
+    """The tokens with which one of these texts can begin, as llama.cpp finds them, and the tokens
+    that complete it: none if the first token contains all of it. Texts are cut to 40 bytes. Any
+    thread."""
     found: dict[int, list[tuple[int, ...]]] = defaultdict(list)
     for text in filter(None, texts):
         for token, rest in _breakers_of(model, text.encode()[:_MOST_BREAKER_BYTES]):

@@ -7,10 +7,10 @@ A constraint is applied after the draw: a token is drawn first, and only if it i
 another one drawn from those that are. No other parameter can thus remove the tokens that the
 constraint needs, and a model that follows the constraint by itself loses no time.
 
-Some tokens are given and not drawn: what closes reasoning whose budget is spent, and the text that
-a constraint leaves no choice about, as the tokenizer splits it. They need no logits, so all of them
-are taken at once (`take_given`); constraint, penalties and random numbers advance past them as past
-all others.
+Some tokens are given instead of drawn: those that close reasoning whose budget is spent, and text
+that a constraint forces, split as by the tokenizer. They need no logits, so all of them are taken
+at once (`take_given`). Constraint, penalties and random numbers advance past them as past any
+other token.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from worker.wire.sampling import ReasoningRules, Sampling
 
 _FORBIDDEN = -math.inf
 _XTC = 0x787463
-"""Makes the seed of xtc's dice, which must not be those that draw the token."""
+"""Changes the seed for xtc, whose random numbers must differ from those that draw the token."""
 
 
 class Sampler:
@@ -51,25 +51,25 @@ class Sampler:
         self._n_drawn = 0
         constraint = sampling.constraint
         waits = constraint is not None and constraint.follows_reasoning
-        # An answer that has a form from its first token on has no reasoning.
-        wish = sampling.reasoning if constraint is None or waits else None
-        self._wish, self._prompt_end = wish, prompt[-PROMPT_END_TOKENS:]
+        # An answer that is constrained from its first token on has no reasoning.
+        rules = sampling.reasoning if constraint is None or waits else None
+        self._rules, self._prompt_end = rules, prompt[-PROMPT_END_TOKENS:]
         self._reasoning: ReasoningTrack | None = None
-        if wish is not None and (wish.budget is not None or waits):
-            self._reasoning = self._tracked(wish)
+        if rules is not None and (rules.budget is not None or waits):
+            self._reasoning = self._track(rules)
         self._follower: Follower | None = None
         if constraint is not None:
             self._follower = vocabulary.follow(constraint, self._reasoning if waits else None)
         self._may_force = constraint is not None and not sampling.logit_bias
-        """A bias may be against the tokenizer's way to split a text."""
+        """False with a bias, which can contradict how the tokenizer splits a text."""
         self._forced: list[int] = []
-        """What the constraint forces, the next token last."""
+        """The tokens that the constraint forces, the next one last."""
         self._forced_at = -1
-        """How many tokens there were when it was last asked."""
+        """`_n_drawn` when the constraint was last asked."""
         self.forced = bytearray()
-        """Of each token since the prompt, whether the constraint left no other."""
+        """With a constraint, for each token since the prompt, whether it was forced."""
         self.may_give = self._reasoning is not None or self._may_force
-        """Whether tokens may be given."""
+        """Whether tokens can be given."""
         self._unwanted = model.eog if sampling.ignore_eos else frozenset()
         self._min_tokens = sampling.min_tokens
         stops = {token for token in sampling.stop_token_ids if token < model.n_vocab}
@@ -91,13 +91,13 @@ class Sampler:
             or sampling.post_sampling_probs
             or len(bias) > len(self._banned)
         )
-        """Whether the likeliest token is taken as it is; a forbidden one needs the full draw."""
+        """Whether the likeliest token is taken without a full draw, unless it is forbidden."""
 
     def sample(self, context: Context, row: int) -> int:
         """Draw the next token, unless it is given.
 
         Raises:
-            InvalidRequest: what the request forbids and its constraint leave no token.
+            InvalidRequest: the request's constraint and what it forbids leave no token.
             NotANumber: a logit is NaN.
         """
         if self.may_give and (given := self._next_given()) is not None:
@@ -125,10 +125,10 @@ class Sampler:
     def guess(self, logits: npt.NDArray[np.float32], ahead: int) -> int:
         """The token that would be drawn from a draft model's logits `ahead` tokens further on,
         without bias, penalties and constraint."""
-        return self._draw_from(logits, self._n_drawn + ahead, chain=self._without_text)
+        return self._draw_from(logits, self._n_drawn + ahead, chain=self._guessing_chain)
 
     @cached_property
-    def _without_text(self) -> Chain:
+    def _guessing_chain(self) -> Chain:
         return Chain(self._sampling, {}, Undo(), self._model.n_vocab)
 
     def _draw_from(
@@ -140,17 +140,17 @@ class Sampler:
     ) -> int:
         chain = chain or self.chain
         number = dice(self._seed, position, attempt)
-        chance = dice(self._seed ^ _XTC, position, attempt) if chain.throws_twice else 1.0
+        chance = dice(self._seed ^ _XTC, position, attempt) if chain.needs_chance else 1.0
         token = chain.draw(logits, number, chance)
         if logits[token] == _FORBIDDEN or token in self._banned:
-            # `infill` ends a text where none is sure, whatever the end's logit is.
+            # If no continuation is likely, `infill` ends the text even if the end is forbidden.
             token = likeliest(self._without_banned(logits))
             chain.give()
         return token
 
     def _without_banned(self, logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         left = logits.copy()
-        n_known = len(left)  # fewer than all where they are a draft model's
+        n_known = len(left)  # a draft model may know fewer tokens
         left[[token for token in self._banned if token < n_known]] = _FORBIDDEN
         return left
 
@@ -163,8 +163,7 @@ class Sampler:
         return token
 
     def take_given(self, most: int) -> list[int]:
-        """The tokens that are given after the last one, up to the next that must be drawn, and
-        `most` at most."""
+        """Take the tokens that are given next, `most` at most, up to one that must be drawn."""
         tokens: list[int] = []
         while len(tokens) < most and (given := self._next_given()) is not None:
             self._take(given)
@@ -181,29 +180,27 @@ class Sampler:
         return self._forced[-1] if self._forced else None
 
     def ahead(self) -> Follower | None:
-        """A copy of the constraint as it stands, to find out what may follow; `None` while none is
-        at work that forces text."""
+        """A copy of the constraint in its current state, to find out what can follow; `None` while
+        no constraint can force text."""
         if not self._may_force or self._follower is None or self._follower.is_waiting:
             return None
         return self._follower.copy()
 
     def end_reasoning(self, produced: Sequence[int]) -> None:
-        """Close the block that is open, and each that begins later: the budget becomes 0.
-
-        `produced` are the tokens of the answer so far.
-        """
-        if self._wish is None:
+        """Close the open block of reasoning and any later one, by a budget of 0. `produced` are the
+        tokens of the answer so far."""
+        if self._rules is None:
             return
         if self._reasoning is None:
-            self._reasoning = self._tracked(self._wish)
+            self._reasoning = self._track(self._rules)
             for token in produced:
                 self._reasoning.take(token)
             self._is_plain, self.may_give = False, True
         self._reasoning.budget = 0
 
-    def _tracked(self, wish: ReasoningRules) -> ReasoningTrack:
+    def _track(self, rules: ReasoningRules) -> ReasoningTrack:
         reopens = self._sampling.constraint is None
-        return ReasoningTrack(wish, self._model, self._prompt_end, reopens=reopens)
+        return ReasoningTrack(rules, self._model, self._prompt_end, reopens=reopens)
 
     def _take(self, token: int) -> None:
         """Advance past a token that was not drawn here."""
@@ -226,7 +223,7 @@ class Sampler:
     def _draw_allowed(
         self, follower: Follower, logits: npt.NDArray[np.float32], unwanted: frozenset[int]
     ) -> int:
-        """Draw from the tokens that the mask allows, without those that are refused after all."""
+        """Draw from the tokens that the mask allows, until `follower` accepts one."""
         if follower.is_waiting:
             left = logits.copy()
             left[[*self._model.eog, *unwanted]] = _FORBIDDEN
@@ -253,9 +250,7 @@ class Sampler:
 
     def follow_produced(self, tokens: Sequence[int], learned: tuple[float, ...] = ()) -> None:
         """Advance constraint, penalties and random numbers past tokens that another engine drew.
-
-        `learned` is the `state` of its chain after them.
-        """
+        `learned` is the state of that engine's `chain.last` after them."""
         for token in tokens:
             self._next_given()  # finds out what is forced
             self._take(token)
@@ -282,19 +277,19 @@ def _bias(model: Model, sampling: Sampling) -> dict[int, float]:
 def _memories(
     model: Model, sampling: Sampling, prompt: Sequence[int], undo: Undo
 ) -> dict[str, Penalties | Dry]:
-    """Those of the chain's steps that remember the text."""
+    """The chain's steps that remember the text, by the samplers' names."""
     found: dict[str, Penalties | Dry] = {}
     if sampling.mirostat:
         return found
-    punishes = (
+    penalises = (
         sampling.repetition_penalty != 1
         or sampling.frequency_penalty != 0
         or sampling.presence_penalty != 0
     )
-    if "penalties" in sampling.samplers and punishes and sampling.repeat_last_n != 0:
+    if "penalties" in sampling.samplers and penalises and sampling.repeat_last_n != 0:
         found["penalties"] = Penalties(sampling, prompt, undo)
-    dries = sampling.dry_multiplier != 0 and sampling.dry_base >= 1
-    if "dry" in sampling.samplers and dries and sampling.dry_penalty_last_n != 0:
+    is_dry_on = sampling.dry_multiplier != 0 and sampling.dry_base >= 1
+    if "dry" in sampling.samplers and is_dry_on and sampling.dry_penalty_last_n != 0:
         breakers = breakers_of(model, sampling.dry_sequence_breakers)
         found["dry"] = Dry(sampling, prompt, breakers, model.n_vocab, undo)
     return found

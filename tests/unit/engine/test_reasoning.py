@@ -192,7 +192,7 @@ def test_engine_and_parser_agree_where_reasoning_is(
     engine: RealEngine, parts: list[str], thinking: Thinking
 ) -> None:
     wish = ReasoningRules((thinking.begin,), thinking.end, thinking.end, anywhere=thinking.anywhere)
-    track = ReasoningTrack(wish, engine.model, ())
+    track = ReasoningTrack(wish, engine.model, (), reopens=True)
     text = "".join(parts)
     for part in parts:
         for token in engine.tokens_of(part):
