@@ -23,15 +23,15 @@ class Batch:
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self._positions = np.empty((1, 0), np.int32)
-        """Of embeddings."""
+        """The positions of embeddings, kept alive for native code."""
         self.at_once = False
-        """Whether all rows see each other, also those before the ones after them."""
+        """Whether attention is not causal: each row sees all others, even later ones."""
         token, pos, seq, n_seq = ((ctypes.c_int32 * capacity)() for _ in range(4))
         logits = (ctypes.c_int8 * capacity)()
         self._token, self._pos, self._seq = (_view(each, "i") for each in (token, pos, seq))
         self._logits = _view(logits, "B")
         _view(n_seq, "i")[:] = array("i", [1]) * capacity
-        # `seq_id` is an array of pointers to each row's list of sequences, which is one element.
+        # `seq_id` is an array of pointers, one to each row's list of sequences, of one element.
         self._lists = np.arange(capacity, dtype=np.uintp) * 4 + ctypes.addressof(seq)
         self._tokens = self.native = library.load().llama_batch(
             token=token,
@@ -50,7 +50,7 @@ class Batch:
         logits: bool,
         at_once: bool,
     ) -> None:
-        """Make rows of embeddings all of the batch.
+        """Replace the whole batch by rows of embeddings; `logits` requests those of the last row.
 
         `rows` has the shape (n, width of the model's input) and must live until it is computed;
         `positions` has the shape (1, n), or (4, n) for a model with M-RoPE.
@@ -89,8 +89,8 @@ class Batch:
         self.set_rows([], [])
 
     def set_slots(self, slots: list[int], logits: bytes | bytearray) -> None:
-        """Prepare one row for each slot; `logits` has a 1 for each row that requests its logits,
-        else a 0. `set_rows` fills them."""
+        """Prepare one row for each entry of `slots`; `logits` has a 1 for each row that requests
+        its logits, else a 0. `set_rows` fills the rows."""
         n = len(slots)
         assert n <= self.capacity, "the scheduler never plans more than it holds"
         self._seq[:n] = array("i", slots)

@@ -5,9 +5,9 @@ is written in Rust: it releases the GIL and reports faults without exceptions, s
 process. It enforces `pattern`, `format`, bounds of floats and intersections, which llama.cpp's
 grammars cannot express.
 
-A mask is computed only if the token that was drawn is refused, as to check a single token takes a
-few microseconds. With 16 sequences of a model that follows its schema, there is less than one mask
-per step, so masks need no pool of threads.
+A mask is computed only if the drawn token is refused: checking a single token takes a few
+microseconds. With 16 sequences of a model that follows its schema, there is less than one mask per
+step, so masks need no pool of threads.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ _COMPILER_LIMITS: dict[str, Any] = {
     "verbose_errors": False,
 }
 """Within these limits, a grammar compiles in less than 100 ms or is refused. The time of a mask
-grows with the square of the items in a row: 2,000 are enough for 1,000 choices or 400 properties
-that may be left out, and keep it below 50 ms."""
+grows with the square of the items in a row: 2,000 are enough for 1,000 choices or 400 optional
+properties, and keep it below 50 ms."""
 
 _ECHO = re.compile(r"\n +\d+ \| |NoExtensionBias")
-"""Where llguidance's errors go on with the grammar's text, which the client did not write, or say
-in its own terms that no text follows."""
+"""Where an error of llguidance starts to quote the grammar, which the client did not write, or says
+in llguidance's own terms that no text follows."""
 
 
 _TOKENIZE = ctypes.CFUNCTYPE(
     *(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32),
     *(ctypes.POINTER(ctypes.c_int32), ctypes.c_int32, ctypes.c_bool, ctypes.c_bool),
 )
-"""Of `llama_tokenize`."""
+"""The prototype of `llama_tokenize`."""
 
 
 def _tokenize(
     model: Model, vocab: int, data: int, size: int, ids: Any, most: int, add: bool, parse: bool
 ) -> int:
-    """`llama_tokenize` as llguidance calls it for a text that is forced; a long one is tokenised in
-    parts, as `Model.tokenize` does it."""
+    """The `llama_tokenize` that llguidance calls for forced text; a long text is tokenised in parts
+    (`Model.tokenize_parts`)."""
     if size <= MAX_TEXT_CHARS:
         text = ctypes.cast(data, ctypes.c_char_p)
         return int(library.load().llama_tokenize(vocab, text, size, ids, most, add, parse))
@@ -69,7 +69,7 @@ def _tokenize(
 class GrammarVocabulary:
     """A model's vocabulary in llguidance's form.
 
-    The first constraint builds it, because it takes time and memory.
+    It is built for the first constraint, because it costs time and memory.
     """
 
     def __init__(self, model: Model) -> None:
@@ -111,7 +111,7 @@ class GrammarVocabulary:
         )
 
     def follow(self, constraint: Constraint, reasoning: ReasoningTrack | None = None) -> Follower:
-        """Start to follow a constraint, behind the block of reasoning if one is open.
+        """Start to follow a constraint, after the block of reasoning if one is open.
 
         Raises `InvalidRequest` if the constraint cannot be compiled, or allows no answer.
         """
@@ -137,7 +137,7 @@ def compile_grammar(tokenizer: Any, grammar: str, field: str) -> Any:
 def _begins(matcher: Any) -> bool:
     """Whether the grammar allows a first token.
 
-    It does not if it never ends (`root ::= root`) or has too many readings.
+    It does not if it never ends (`root ::= root`) or is too ambiguous.
     """
     allowed = np.frombuffer(matcher.compute_bitmask(), np.uint8)
     if matcher.is_error() or not allowed.any():
@@ -167,7 +167,7 @@ class Follower:
         """The request's field that the constraint comes from, for errors."""
 
     def copy(self) -> Follower:
-        """The state behind the reasoning, to advance without this one. It takes microseconds."""
+        """An independent copy of the state after the reasoning. It takes microseconds."""
         return Follower(self._matcher.deep_copy(), self._model, self.field, None)
 
     @property
@@ -183,8 +183,8 @@ class Follower:
         return bool(self._matcher.try_consume_tokens([token]) == 1)
 
     def forced(self) -> list[int]:
-        """The tokens of the only text that can follow, as the tokenizer splits it. The end of that
-        text is left to the model where a longer token may begin with it."""
+        """The tokens of the only text that can follow, split as by the tokenizer. The end of that
+        text is left to the model if a longer token could begin with it."""
         if self.is_waiting:
             return []
         tokens: list[int] = self._matcher.compute_ff_tokens()
@@ -203,4 +203,4 @@ class Follower:
         allowed = bits[:vocab_size].view(np.bool_)
         if len(allowed) == vocab_size:
             return allowed
-        return np.pad(allowed, (0, vocab_size - len(allowed)))  # the rest only pads the logits
+        return np.pad(allowed, (0, vocab_size - len(allowed)))  # the rest of the logits is padding

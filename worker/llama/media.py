@@ -1,7 +1,7 @@
-"""libmtmd: a projector turns parts of pictures and sounds into embeddings of the model.
+"""libmtmd: a projector turns parts of pictures and sounds into embeddings for the model.
 
-The only import of its bindings; belongs to the engine process. Pixels and samples come in: none of
-libmtmd's decoders is used, of which one gives what it does not know to another program.
+The only import of its bindings; belongs to the engine process. Its input is pixels and samples:
+libmtmd's decoders are not used, because one of them passes unknown formats to another program.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ class MediaChunk:
     n_tokens: int
     """The rows of its embeddings, each at a position of its own."""
     at_once: bool
-    """Whether its rows see each other, so that all of them are computed in one micro-batch."""
+    """Whether each of its rows sees all others, so that all are computed in one micro-batch."""
     n_positions: int
-    """How far it advances the position of what follows it: its rows but with M-RoPE."""
+    """How far it advances the position of what follows it: `n_tokens`, except with M-RoPE."""
     pointer: Any
-    """To the native chunk, which is freed with this one."""
+    """The native chunk, which is freed with this one."""
 
 
 Piece = tuple[int, ...] | MediaChunk
-"""Tokens that the model wants around or between the parts of a medium, or one of the parts."""
+"""Tokens that the model expects around or between the parts of a picture or sound, or one part."""
 
 
 class Projector:
@@ -60,8 +60,8 @@ class Projector:
         line_break: npt.NDArray[np.float32] | None = None,
         pulse: memoryview | None = None,
     ) -> None:
-        """`most_tokens`: of a picture, where its kind takes any size; 0: libmtmd's own number.
-        `line_break`: the embedding between a picture's lines, where its kind has one.
+        """`most_tokens`: the most of a picture, if this kind takes any size; 0: libmtmd's default.
+        `line_break`: the embedding between a picture's lines, if this kind has one.
         The first eight bytes of `pulse` change while a CPU encodes."""
         self._mtmd = _bindings()
         flat = library.load()
@@ -73,8 +73,8 @@ class Projector:
         if most_tokens:
             params.image_max_tokens = most_tokens
         if device is None and pulse is not None:
-            self._counts = params.cb_eval = _counting(pulse)  # which lives as long as this
-        # Its compute buffer is there, and known, before the first picture comes.
+            self._callback = params.cb_eval = _counting(pulse)  # kept alive for native code
+        # Allocates the compute buffer, and logs its size, before the first picture comes.
         params.warmup = True
         with library.log.capture() as lines:
             pointer = self._mtmd.mtmd_init_from_file(os.fsencode(path), model.pointer, params)
@@ -117,7 +117,7 @@ class Projector:
             with library.log.capture() as lines:
                 result = mtmd.mtmd_tokenize_from_parts(self.pointer, chunks, parts, 1, False)
             if result != 0:
-                raise InferenceFailed(f"libmtmd cannot prepare it: {library.reason(lines)}")
+                raise InferenceFailed(f"libmtmd cannot prepare the input: {library.reason(lines)}")
             n_chunks = mtmd.mtmd_input_chunks_size(chunks)
             return [self._piece(mtmd.mtmd_input_chunks_get(chunks, at)) for at in range(n_chunks)]
         finally:
@@ -144,12 +144,12 @@ class Projector:
         """The embeddings of a chunk: (n_tokens, width of the model's input). On the engine thread.
 
         Raises:
-            InferenceFailed: the projector fails; `NotANumber`: it gives infinity or NaN.
+            InferenceFailed: the projector fails; `NotANumber`: it computes infinity or NaN.
         """
         with library.log.capture() as lines:
             result = self._mtmd.mtmd_encode_chunk(self.pointer, chunk.pointer)
         if result != 0:
-            raise InferenceFailed(f"the projector fails: {library.reason(lines)}")
+            raise InferenceFailed(f"the projector failed: {library.reason(lines)}")
         pointer = self._mtmd.mtmd_get_output_embd(self.pointer)
         rows = np.ctypeslib.as_array(pointer, (chunk.n_tokens, self._width)).copy()
         if not np.isfinite(rows).all() and not mend_breaks(rows, self._line_break):
@@ -157,8 +157,8 @@ class Projector:
         return rows
 
     def positions(self, chunk: MediaChunk, first: int) -> npt.NDArray[np.int32]:
-        """The positions of a chunk's rows: (1, n_tokens), or with M-RoPE those in time, height and
-        width and a row of zeros: (4, n_tokens). `first` is that of its first row."""
+        """The positions of a chunk's rows: (1, n_tokens), or with M-RoPE (4, n_tokens), those in
+        time, height and width and a row of zeros. `first` is the position of its first row."""
         n_tokens = chunk.n_tokens
         in_line = np.arange(first, first + n_tokens, dtype=np.int32)
         if not self.has_four_positions:
@@ -195,13 +195,14 @@ def mend_breaks(rows: npt.NDArray[np.float32], line_break: npt.NDArray[np.float3
 
 
 def _counting(pulse: memoryview) -> Any:
-    """What libmtmd calls around each node of a graph, which it then computes by itself: that takes
-    some microseconds, and no bit of the embeddings. On a GPU, each would be waited for."""
+    """The callback before and after each node of libmtmd's graph. With it, ggml computes node by
+    node, which takes some microseconds and changes no bit of the embeddings. On a GPU, it would
+    also wait for each node."""
     count = pulse.cast("q")
 
     def count_one(_node: int, _is_before: bool, _data: int) -> bool:
         count[0] += 1
-        return True  # it is to be told of the node's end, and to go on
+        return True  # before a node: call again after it; after a node: go on
 
     return library.load().ggml_backend_sched_eval_callback(count_one)
 

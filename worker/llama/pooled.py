@@ -15,9 +15,9 @@ from worker.llama.draw import NotANumber
 from worker.wire.adapters import Applied
 
 AS_IT_IS = -1
-"""The norm of what is not scaled."""
+"""The norm with which a vector is not scaled."""
 LARGEST = 32760.0
-"""What norm 0 makes of the largest number."""
+"""Norm 0 scales the largest absolute value of a vector to this."""
 Vector = npt.NDArray[np.float32]
 SHARED_TOKENS = 1024
 """The most tokens of texts that share a decode. Attention reads all of them for each text, so with
@@ -31,15 +31,15 @@ class PooledContext:
         self._context = context
         self._batch = Batch(context.options.n_batch)
         self.token_bytes = 0 if context.pools else 4 * context.model.n_embd
-        """Of each token's output, where nothing is pooled."""
+        """The size of a token's output, if nothing is pooled; else 0."""
         self.most_texts = context.options.n_seq_max
         """The most texts in one decode."""
         self.most_tokens = min(SHARED_TOKENS, context.options.n_ubatch)
         """The most tokens of all texts in one decode; a longer text is computed alone."""
 
     def __call__(self, texts: list[list[int]], adapters: Applied = ()) -> list[Vector]:
-        """Embeddings or ranks as they come: a vector of each text, or of each of its tokens where
-        nothing is pooled.
+        """Unscaled embeddings or ranks: for each text a vector, or (tokens, n_embd) if nothing is
+        pooled.
 
         Raises `InferenceFailed` if the device cannot compute the texts, or computes NaN.
         """
@@ -62,8 +62,8 @@ class PooledContext:
         return vectors
 
     def warm_up(self, text: list[int], most_tokens: int) -> None:
-        """Compute a text; on a GPU one of `most_tokens`, as long as any, which takes all memory
-        that a text can take, so that a device without it fails now and not hours later."""
+        """Compute a text; on a GPU, repeat it to `most_tokens`, the most of any text. This
+        takes the most memory, so a device that lacks it fails now and not hours later."""
         n_tokens = most_tokens if self._context.options.offload else len(text)
         self([list(islice(cycle(text), n_tokens))])
 
@@ -76,8 +76,8 @@ class PooledContext:
 
 
 def scaled(vector: Vector, norm: int) -> bytes:
-    """A vector scaled by its norm as llama.cpp's `embd_normalize` does, in 32-bit floats;
-    `work.Embed` says how."""
+    """A vector scaled by its norm as by llama.cpp's `embd_normalize` (see `work.Embed`), in 32-bit
+    floats."""
     if norm == AS_IT_IS:
         return vector.tobytes()
     sizes = abs(vector.astype("f8"))

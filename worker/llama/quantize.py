@@ -1,4 +1,4 @@
-"""llama.cpp's quantiser: it writes a GGUF with smaller types from another one.
+"""llama.cpp's quantiser, which rewrites a GGUF with smaller types.
 
 It runs in a process of its own: native code may end its process, and the call neither returns early
 nor reacts to signals. `quantize` runs in the converter and starts this module as a child. The child
@@ -106,9 +106,9 @@ def _quantize(source: Path, target: Path, file_type: int, threads: int, importan
             os.fsencode(source), os.fsencode(target), ctypes.byref(params)
         )
     if result != 0:
-        said = next((line for line in reversed(lines) if "error" in line or "fail" in line), "")
-        reason = said.rpartition("failed to quantize: ")[2].strip()
-        if "iostream error" in reason:  # which is all that it says of a full disk
+        last = next((line for line in reversed(lines) if "error" in line or "fail" in line), "")
+        reason = last.rpartition("failed to quantize: ")[2].strip()
+        if "iostream error" in reason:  # all that a full disk is reported as
             free = shutil.disk_usage(target.parent).free
             reason = f"a file cannot be read or written, {target.parent} has {free:,} bytes free"
         raise ModelError(f"llama.cpp cannot quantise {source.name}: {reason}")

@@ -1,10 +1,10 @@
 """What a model's own tokenizer does to a text and llama.cpp's does not.
 
-The converter writes it into a GGUF as a few texts, and `Model.tokenize` asks this tokenizer for
-those models. Special tokens are split off first, as in the source's tokenizer: a combining mark
-after `<|im_end|>` must not change the `>`. The texts between them are normalised and, where
-llama.cpp only approximates the classes of case and combining marks of a pre-tokenizer, split into
-words by the original expressions; llama.cpp then merges one word at a time. Any thread.
+The converter records it in a GGUF as a few texts, and `Model.tokenize` uses this tokenizer for such
+models. Special tokens are split off first, as in the source's tokenizer: a combining mark after
+`<|im_end|>` must not change the `>`. The texts between them are normalised. If llama.cpp only
+approximates a pre-tokenizer's classes of case and combining marks, they are also split into words
+by the original expressions, and llama.cpp merges one word at a time. Any thread.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from worker.errors import ModelError
 
 STEPS = "llorch.tokenizer.steps"
 """The key of a list of words. `nfc`, `nfkc`, `nfd` and `nfkd` normalise. `space-first` adds a space
-before a text, `space-each` also after each special token, both only where there is none; llama.cpp
-is then told to add none. Others that read the file go by its `add_space_prefix`.
-`whole-words` takes a word that is a token without merging."""
+before a text, `space-each` also after each special token, unless there is one; llama.cpp then adds
+none. Other readers of the file go by its `add_space_prefix`. `whole-words` takes a word that is
+itself a token without merging."""
 LSTRIP, RSTRIP = "llorch.tokenizer.lstrip", "llorch.tokenizer.rstrip"
-"""The keys of the ids of tokens that take the white space before or after them along."""
+"""The keys of the ids of tokens that strip the white space before or after them."""
 SPLIT = "llorch.tokenizer.split"
-"""The key of a JSON list of expressions, each of which splits the parts that the one before left.
-It precedes the vocabulary in the file."""
+"""The key of a JSON list of regular expressions, each of which splits the parts that the previous
+one produced. It precedes the vocabulary in the file."""
 WHOLE_WORDS = "whole-words"
 NEUTRAL = "superbpe"
 """A pre-tokenizer of llama.cpp that splits only at numbers, so it leaves such words whole."""
@@ -38,12 +38,12 @@ NEUTRAL = "superbpe"
 Form = Literal["NFC", "NFD", "NFKC", "NFKD"]
 _FORMS: Mapping[str, Form] = {"nfc": "NFC", "nfd": "NFD", "nfkc": "NFKC", "nfkd": "NFKD"}
 _WHITE = "".join(c for c in map(chr, range(0x3001)) if c.isspace() and not "\x1c" <= c <= "\x1f")
-"""Unicode's white space, to which Python adds four separators."""
+"""Unicode's white space; Python's `isspace` also accepts four separators."""
 _HEAD_BYTES = 1 << 20
 """Far more than precedes a vocabulary."""
 _STRING = 8
 _MOST_NESTED = 64
-"""Groups in an expression; Python's compiler recurses into each."""
+"""How deep groups nest in an expression, as Python's compiler recurses into each."""
 _MAX_CACHED_WORDS = 1 << 16
 _MAX_CACHED_CHARS = 32
 
@@ -59,7 +59,7 @@ class SourceTokenizer:
         encode: Callable[[str], list[int]],
     ) -> None:
         """`special` has the control tokens by text, `added` those that are found in any text.
-        `encode` gives the ids of a text between special tokens, once it is prepared."""
+        `encode` returns the ids of a prepared text between special tokens."""
         steps = list(steps)
         self._forms = [_FORMS[step] for step in steps if step in _FORMS]
         self._space = next((step for step in steps if step.startswith("space-")), "")
@@ -78,11 +78,11 @@ class SourceTokenizer:
             start, before = match.end(), token
         return found + self._ids_between(before, text[start:], None)
 
-    def _ids_between(self, before: int | None, text: str, behind: int | None) -> list[int]:
+    def _ids_between(self, before: int | None, text: str, after: int | None) -> list[int]:
         """The ids of a text between two special tokens; `None` is an end of the whole text."""
         if before in self._rstrip:
             text = text.lstrip(_WHITE)
-        if behind in self._lstrip:
+        if after in self._lstrip:
             text = text.rstrip(_WHITE)
         for form in self._forms:
             text = unicodedata.normalize(form, text)
@@ -101,7 +101,7 @@ class SourceWords:
         encode: Callable[[str], list[int]],
         whole: Mapping[bytes, int],
     ) -> None:
-        """`split` is the file's value of `SPLIT`. `encode` gives llama.cpp's ids of one word.
+        """`split` is the file's value of `SPLIT`. `encode` returns llama.cpp's ids of one word.
         `whole` has the ids of words that are taken without merging.
 
         Raises:
@@ -131,29 +131,29 @@ class SourceWords:
 
 
 def any_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """Matches the longest of the texts that begins at a place; of no texts, it matches nowhere.
+    """A pattern for the longest of the texts that matches at a place; without texts, none matches.
 
-    A vocabulary may have thousands that begin with `<unused`. What texts begin with is looked at
-    once for all of them: one after the other, they take some 50 µs at each `<` of a page, in which
-    no other thread runs.
+    A vocabulary may have thousands of texts that begin with `<unused`, so the pattern is a trie. To
+    try one text after another would take some 50 µs at each `<` of a page, while no other thread
+    runs.
     """
     ordered = sorted({*filter(None, texts)})
     return re.compile(_either(ordered, _MOST_NESTED) if ordered else "(?!)")
 
 
 def _either(texts: list[str], most_nested: int) -> str:
-    """The expression for one of these texts, which are in order and all different."""
+    """The expression for any of these texts, which are sorted and distinct."""
     common = commonprefix([texts[0], texts[-1]])
     rests = [text[len(common) :] for text in texts]
-    is_one = not rests[0]
-    if is_one and not (rests := rests[1:]):
+    is_optional = not rests[0]
+    if is_optional and not (rests := rests[1:]):
         return re.escape(common)
     if most_nested:
         by_first = groupby(rests, key=itemgetter(0))
         ways = [_either(list(group), most_nested - 1) for _, group in by_first]
     else:
         ways = [re.escape(rest) for rest in sorted(rests, key=len, reverse=True)]
-    return f"{re.escape(common)}(?:{'|'.join(ways)}){'?' * is_one}"
+    return f"{re.escape(common)}(?:{'|'.join(ways)}){'?' * is_optional}"
 
 
 def recorded(path: str, key: str) -> str | None:

@@ -14,10 +14,10 @@ from worker.wire.messages import DecodeOutcome
 
 
 def warm_up(context: Context) -> float:
-    """Compute a prompt and, on a GPU, one token of every slot. Where adapters are loaded, with all
-    of them, which is the largest graph, and with none.
+    """Compute a prompt and, on a GPU, one token of every slot. If adapters are loaded, do so with
+    all of them, which makes the largest graph, and with none.
 
-    Returns the seconds of a prompt token in a full micro-batch on a GPU; 0 on a CPU, where they are
+    Returns the seconds per prompt token in a full micro-batch on a GPU; 0 on a CPU, where they are
     not measured.
 
     On a GPU, the prompt is a full micro-batch, the largest step that the engine ever takes. It
@@ -37,7 +37,7 @@ def warm_up(context: Context) -> float:
 
 
 def check_directions(context: Context) -> None:
-    """Refuse control vectors where they change nothing: some graphs of llama.cpp do not add them.
+    """Refuse control vectors that change nothing: some graphs of llama.cpp do not add them.
 
     Raises:
         ModelError: the output is the same with and without them.
@@ -80,7 +80,7 @@ def _warm_up(context: Context) -> float:
         drawn = int(context.logits(row).argmax())
         if not options.offload:
             return 0.0
-        context.clear()  # the same once more: the first one also loaded the kernels
+        context.clear()  # measure a second pass: the first one also loaded the kernels
         began = time.perf_counter()
         _check(context.decode(batch))
         context.logits(row)  # waits for the device
