@@ -191,7 +191,7 @@ def test_what_embeds_has_no_states_and_a_larger_margin(header: GgufHeader, cards
             pooled, cards.card(8 << 30), slots=8, kv_cells=9 * TRAINED, kv_unified=unified
         )
         assert (many.slots, many.kv_cells, many.parts["kv"]) == (1, TRAINED, TRAINED * CELL)
-        assert many.kv_reason.endswith("of 36,864 the rest would lie idle")
+        assert many.kv_reason.endswith("the rest of 36,864 would lie idle")
     assert plan.parts["margin"] == MARGIN + 512 * ROW // 2
     assert "states" not in plan.host_parts and "kv_store" not in plan.host_parts
     assert planned(pooled, cards.card(8 << 30)).context_length == TRAINED
@@ -408,7 +408,7 @@ def test_cells_are_shared_out(
     plan = planned(header, **chosen)
     assert (plan.kv_cells, plan.context_length, plan.kv_unified) == (cells, length, unified)
     asked = chosen["kv_cells"]
-    assert (f"of {asked:,} the rest would lie idle" in plan.kv_reason) == (plan.kv_cells < asked)
+    assert (f"the rest of {asked:,} would lie idle" in plan.kv_reason) == (plan.kv_cells < asked)
 
 
 @pytest.mark.parametrize("on_card", [False, True])
@@ -456,7 +456,7 @@ def test_a_sequence_is_no_longer_than_the_learned_positions(header: GgufHeader) 
     for pooling in (None, "mean"):
         model = replace(learned, pooling=pooling)
         assert planned(model, **whole(context_length=TRAINED)).context_length == TRAINED
-        with pytest.raises(ConfigError, match="has learned 4096 positions") as caught:
+        with pytest.raises(ConfigError, match="has learned only 4096 positions") as caught:
             planned(model, **longer)
         assert caught.value.details["field"] == "context_length"
 

@@ -13,16 +13,16 @@ from worker.wire.engine_settings import EngineSettings
 POOLED_AT_ONCE = 32
 """The most texts in one decode of a model that pools."""
 LARGEST_SHARE = 4
-"""The KV of one sequence is stored only if this many of its size fit into the store's limit."""
+"""The KV of a sequence is stored only if this many of its size fit into the store's limit."""
 CELLS_STEP = 256
 """llama.cpp rounds context lengths up to multiples of this."""
 MOST_BACK = 7
-"""Guesses that a recurrent state can take back, if guesses are asked for: each takes the memory of
-one more state of each slot."""
+"""The most guesses that can be taken back from a recurrent state, if speculation is on: each takes
+the memory of one more state per slot."""
 STATES_AHEAD = 64
 """Hidden states that are kept beside those of a micro-batch: of the last tokens and of guesses."""
 _SHORTEST_PART = 512
-"""Of a pool; most conversations would soon leave shorter ones."""
+"""The least cells in a part of a pool; most conversations would soon outgrow shorter ones."""
 STATES_AT_ONCE = 2
 """Stored sequences that are in memory at once: one being written, one being read."""
 
@@ -36,11 +36,11 @@ class KvCache:
     context_length: int
     """The most tokens of one sequence."""
     unified: bool = False
-    """One pool for all sequences, or an equal part for each."""
+    """Whether all sequences share one pool; otherwise, each has an equal part."""
     reason: str = ""
     divisions: tuple[int, ...] = ()
-    """The numbers of equal parts into which one pool is divided as long as every sequence fits into
-    a part, the best first: attention then goes over a sequence's own part alone."""
+    """The numbers of equal parts into which one pool is divided while every sequence fits into a
+    part, the best first: attention then goes over a sequence's own part alone."""
 
 
 def context_options(
@@ -51,10 +51,10 @@ def context_options(
     A pooled text is computed in one batch, because attention looks both ways. Several texts share a
     decode and the cells of one text.
 
-    NOTE: llama.cpp ends the process in two cases. One is a batch of pooled texts whose rows it
-    cannot share out evenly, after it has cut them to the number of cells: so the rows are a
-    multiple of the texts, and there are as many cells. The other is a graph of no more rows than a
-    sequence has recurrent states.
+    NOTE: llama.cpp ends the process in two cases. One is a batch of pooled texts whose rows, cut to
+    the number of cells, do not divide evenly among the texts: so the rows are a multiple of the
+    texts, and there are as many cells. The other is a graph of no more rows than a sequence has
+    recurrent states.
     """
     can_guess = not embeds and settings.speculate not in ("auto", "off")
     pooled = -(-kv.context_length // POOLED_AT_ONCE) * POOLED_AT_ONCE
@@ -76,7 +76,7 @@ def context_options(
 
 
 def draft_options(settings: EngineSettings, context_length: int, *, threads: int) -> ContextOptions:
-    """The context of a draft model: one sequence, which is guessed for."""
+    """The context of a draft model: it has one sequence, whose tokens it guesses."""
     return ContextOptions(
         n_ctx=context_length,
         n_batch=settings.micro_batch,
@@ -89,19 +89,19 @@ def draft_options(settings: EngineSettings, context_length: int, *, threads: int
 
 
 def head_options(settings: EngineSettings, context_length: int, *, threads: int) -> ContextOptions:
-    """The context of the model's own layers for multi-token prediction: it guesses as a draft
-    model does."""
+    """The context of the model's own layers for multi-token prediction: like a draft model's, with
+    the model's rope settings."""
     options = draft_options(settings, context_length, threads=threads)
     return replace(options, rope=settings.rope, mtp="head")
 
 
 def divisions_of(cells: int, slots: int) -> tuple[int, ...]:
-    """A part for each slot, or longer ones for half as many sequences."""
+    """The numbers of parts: one for each slot, or longer ones for half as many sequences."""
     return tuple(n for n in (slots, slots // 2) if n > 1 and cells // n >= _SHORTEST_PART)
 
 
 def divided(cells: int, n_parts: int) -> KvCache:
-    """A pool in so many equal parts."""
+    """A pool in `n_parts` equal parts."""
     length = cells // n_parts // CELLS_STEP * CELLS_STEP
     return KvCache(length * n_parts, length)
 

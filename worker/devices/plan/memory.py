@@ -43,25 +43,25 @@ from worker.wire.messages import LoadModel
 _MIB = 1 << 20
 _FLOAT_BYTES = 4
 _EXACT_CELLS = 1 << 21
-"""A context with up to this many KV cells is laid out exactly for its plan."""
+"""A context with up to this many KV cells is laid out exactly; a larger one is extrapolated."""
 _AUTOMATIC_SHARE = 0.5
 """A default KV cache may use this share of what the rest of the plan leaves. On a GPU with memory
 of its own, one sequence of the trained length may use all of it."""
 _HOST_LENGTH = 16384
-"""A default KV cache in the host's memory holds one sequence of the trained length, or of this one
-if it is shorter."""
+"""A default KV cache in the host's memory holds one sequence of the trained length, or of this
+length if that is shorter."""
 _HOST_BYTES = 128 * _MIB
-"""It holds more, up to the sequences of all slots, as far as these bytes suffice."""
+"""It holds more, up to one sequence for each slot, while it takes no more than these bytes."""
 _STATES_SHARE, _MOST_STATES_BYTES = 0.25, 8 << 30
-"""By default, states that requests may go on from get this share of the host's memory that is left,
-up to these bytes."""
+"""By default, saved states of prompts get this share of the host's remaining memory, up to these
+bytes."""
 _SNAPSHOT_BYTES = 256 * _MIB
-"""What they need at least where the memory is recurrent or windowed."""
+"""The least for saved states if the model's memory is recurrent or windowed."""
 _HEAD = ".nextn.eh_proj.weight"
-"""The tensor that each layer for multi-token prediction begins with."""
+"""How the name of a tensor ends that each layer for multi-token prediction has."""
 _POSITIONS = "position_embd.weight"
-"""The tensor with a row for each position that the model knows. llama.cpp would look up the next in
-vain, and end the process."""
+"""The tensor with a row for each position that the model knows. llama.cpp ends the process if it
+looks up a position beyond them."""
 _ANY_CELLS = 1 << 40
 _MOST_CELLS = 1 << 20
 """The most cells by default, unless one sequence of the trained length needs more."""
@@ -69,18 +69,17 @@ _MOST_CELLS = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is to be loaded, and where."""
+    """What to plan for: a model, what is loaded beside it, and where."""
 
     header: GgufHeader
     settings: EngineSettings
     devices: Devices
     budget: CpuBudget
     model_ref: str
-    """How the plan calls the model."""
+    """The model's name in the plan."""
     adapters: tuple[GgufHeader, ...] = ()
-    """Whose tensors lie beside the weights."""
+    """LoRA adapters, whose tensors are beside the weights."""
     draft: GgufHeader | None = None
-    """The draft model."""
     projector: GgufHeader | None = None
     """What turns pictures and sounds into embeddings."""
 
@@ -99,7 +98,7 @@ def plan(asked: Asked) -> Plan:
 
 
 def plan_start(load: LoadModel, header: GgufHeader, devices: Devices, budget: CpuBudget) -> Plan:
-    """Plan a start, whose model has this header. Raises as `plan`."""
+    """Plan the start of a model with this header. Raises what `plan` raises."""
     adapters = tuple(read_header(adapter.path) for adapter in load.adapters)
     draft, projector = (
         read_header(each.path) if each is not None else None
@@ -114,15 +113,15 @@ class _Planner:
     def __init__(self, asked: Asked) -> None:
         header, settings, devices = asked.header, asked.settings, asked.devices
         self._embeds = header.pooling is not None
-        if self._embeds:  # all texts that are computed at once share the cells of one
+        if self._embeds:  # all texts of a decode share the cells of one
             settings = replace(settings, slots=1, kv_unified=None)
         self._settings = settings
         self._devices, self._budget, self._model_ref = devices, asked.budget, asked.model_ref
-        self._learned = any(each.name == _POSITIONS for each in header.tensors)
+        self._learns_positions = any(each.name == _POSITIONS for each in header.tensors)
         self._lengths_differ = header.lengths_differ
         self._names = [device.name for device in devices] or ["CPU"]
         self._is_gpus_own = bool(devices) and not any(each.uses_host_memory for each in devices)
-        """Whether the model lies in memory that is there for GPUs alone."""
+        """Whether the model is in memory that only GPUs use."""
         self._available = self._available_bytes()
         self._margin = BACKENDS[settings.backend].margin_bytes
         self._unpacks = any(device.registry == "Vulkan" for device in devices)
@@ -164,14 +163,14 @@ class _Planner:
     def plan(self) -> Plan:
         length, cells = self._settings.context_length, self._settings.kv_cells
         known = self._model.trained_context_length
-        if self._learned and (length or 0) > known:
-            why = f"but {self._model_ref} has learned {known} positions, and has none behind them"
+        if self._learns_positions and (length or 0) > known:
+            why = f"but {self._model_ref} has learned only {known} positions"
             raise wrong_value("context_length", length, why)
-        if cells is None and (length is not None or self._embeds):  # so many tokens in every slot
+        if cells is None and (length is not None or self._embeds):  # tokens for each slot
             wanted = length or self._model.trained_context_length
             slots = self._settings.slots
             plan = self._fitted(wanted, lambda n: self._at(n, slots), length is not None)
-        else:  # so many cells for all slots together
+        else:  # cells for all slots together
             wanted = cells or self._default_cells()
             plan = self._fitted(
                 wanted, lambda n: self._with(self._shared_out(n)), cells is not None
@@ -230,7 +229,7 @@ class _Planner:
             of_each = f" divided by --slots ({slots})" if unified is False else ""
             why = f"which is more than --kv-cells ({cells}){of_each}; it may be {most} at most"
             raise wrong_value("context_length", length, why)
-        # Where all memory is recurrent, a sequence has one state, however long it is.
+        # If all memory is recurrent, a sequence has one state, however long it is.
         if slots * length > cells and not self._layout(cells, slots, True).largest_kv:
             return a_part_each(settings, length)
         if unified is None:
@@ -241,8 +240,8 @@ class _Planner:
             parts = a_part_each(replace(settings, kv_unified=False), length)
             if settings.kv_cells is None or parts.cells >= cells:
                 return parts
-            return replace(parts, reason=f"{parts.reason}; of {cells:,} the rest would lie idle")
-        cells = -(-cells // CELLS_STEP) * CELLS_STEP  # else more could be kept than are told
+            return replace(parts, reason=f"{parts.reason}; the rest of {cells:,} would lie idle")
+        cells = -(-cells // CELLS_STEP) * CELLS_STEP  # as llama.cpp does, so that the plan is exact
         reason = f"{cells:,} cells in one pool, of which a sequence may have {length:,}"
         divisions = divisions_of(cells, slots) if settings.kv_unified is None else ()
         return KvCache(cells, length, True, reason, divisions)
@@ -262,13 +261,13 @@ class _Planner:
         return plan
 
     def _host_bytes_beside(self, plan: Plan) -> int:
-        """What the host has left beside the GPUs' parts, which may lie in the same memory."""
-        shares = zip(self._devices, plan.shares, strict=False)  # a CPU is no such device
+        """What the host has left beside the GPUs' parts, which may be in the same memory."""
+        shares = zip(self._devices, plan.shares, strict=False)  # a CPU is not among the devices
         taken = sum(share.needed_bytes for device, share in shares if device.uses_host_memory)
         return self._budget.memory_available_bytes - taken
 
     def _with_states(self, plan: Plan) -> Plan:
-        """Plan what states that requests may go on from get of the host's memory that is left."""
+        """Add what saved states of prompts get of the host's remaining memory."""
         if self._embeds:
             return plan
         parts = plan.host_parts if self._devices else plan.parts
@@ -304,7 +303,7 @@ class _Planner:
             host_compute=max(each.host_compute for each in layouts),
         )
         on_devices, on_host = self._parts(layout, kv, slots)
-        if not self._devices:  # all of it lies in memory
+        if not self._devices:  # everything is in memory
             [parts] = on_devices
             parts |= {name: parts.get(name, 0) + size for name, size in on_host.items()}
             on_host = {}
@@ -332,7 +331,7 @@ class _Planner:
     ) -> tuple[list[dict[str, int]], dict[str, int]]:
         """Bytes by part on each device, or in memory, and on the host beside it."""
         margin = self._margin + self._unpacked_bytes(layout)
-        if self._embeds:  # kernels have a tensor of a long text in another type, half as large
+        if self._embeds:  # kernels convert a tensor of a long text to a type of half the size
             margin += max(layout.compute) // 2
         on_devices = [
             {"weights": weights, "kv": cached, "compute": compute, "output": 0, "margin": margin}
@@ -362,8 +361,8 @@ class _Planner:
         return on_devices, on_host
 
     def _unpacked_bytes(self, layout: Layout) -> int:
-        """What Vulkan's code takes once a prompt goes over quantised cells: the keys and values of
-        one layer as 16-bit floats. CUDA's is in its compute buffer."""
+        """What ggml's Vulkan takes once a prompt attends to quantised cells: the keys and values of
+        one layer as 16-bit floats. CUDA has room for them in its compute buffer."""
         numbers = library.type_numbers()
         types = [tensor_types()[numbers[each.upper()]] for each in self._settings.kv_types]
         if not self._unpacks or any(elements == 1 for _, elements, _ in types):
@@ -372,7 +371,7 @@ class _Planner:
         return round(2 * 2 * layout.largest_kv / of_element)
 
     def _of_head(self, context_length: int) -> tuple[tuple[int, ...], int]:
-        """Bytes of what the layers for multi-token prediction have beside their weights, on each
+        """Bytes that the layers for multi-token prediction take beside their weights, on each
         device and on the host."""
         options = head_options(self._settings, context_length, threads=1)
         layout = self._model.lay_out(options)
@@ -394,7 +393,7 @@ class _Planner:
         if not layout.memory_kind.cuts_anywhere:
             raise ModelError(
                 f"The draft model {draft.path!r} cannot guess: its memory is recurrent or "
-                "windowed, so a wrong guess could not be taken out of it. Give one whose layers "
+                "windowed, so a wrong guess could not be taken out of it. Use one whose layers "
                 "all keep every token.",
                 path=draft.path,
             )
@@ -432,7 +431,7 @@ class _Planner:
         )
 
     def _addressable_cells(self) -> int:
-        """How many cells the devices can have: the keys of a layer are one tensor."""
+        """The most cells that the devices can address: the keys of a layer are one tensor."""
         if not self._devices or self._embeds:
             return _ANY_CELLS
         least = CELLS_STEP * self._settings.slots
@@ -451,7 +450,7 @@ class _Planner:
         available = []
         for device in self._devices:
             memory = library.properties_of(device)
-            if not memory.total_bytes:  # it has no memory of its own to report
+            if not memory.total_bytes:  # the device has no memory of its own
                 available.append(on_host)
             elif device.uses_host_memory:
                 available.append(min(memory.free_bytes, on_host))
@@ -463,7 +462,7 @@ class _Planner:
         """Whether the KV cache of a plan takes no more than half of what the rest leaves."""
         available = plan.available_bytes
         if plan.needed_bytes <= available * _AUTOMATIC_SHARE:
-            return True  # so it is without a layout of the smallest context
+            return True  # whatever the rest takes, so the smallest context is not laid out
         smallest = self._at(CELLS_STEP, self._settings.slots)
         fixed = smallest.needed_bytes - smallest.parts["kv"]
         share = fixed + (available - fixed) * _AUTOMATIC_SHARE if fixed <= available else available
@@ -484,8 +483,8 @@ class _Planner:
 
 
 def _adapted_bytes(adapter: GgufHeader, base: GgufHeader) -> int:
-    """What a token's row of a step takes beside the model's own while the widest adapted matrix is
-    computed: the products with both factors, of each expert that is used."""
+    """What each token of a step takes in addition while the widest adapted matrix is computed: the
+    products with both factors, for each expert that is used."""
     n_used = base.largest(constants().Keys.LLM.EXPERT_USED_COUNT) or 1
     rows = (
         sum(factor.shape[:2]) * (n_used if len(factor.shape) > 2 else 1)
@@ -496,8 +495,8 @@ def _adapted_bytes(adapter: GgufHeader, base: GgufHeader) -> int:
 
 
 def _divided(plan: Plan) -> Plan:
-    """With what is said of the parts of its pool, if memory has room for what is in the longest of
-    them while the cells are divided anew; what finds no room then is computed again."""
+    """Name the parts of the plan's pool in its reason. There are none if memory cannot hold what is
+    in the longest while the cells are divided anew; what else finds no room is computed again."""
     if not plan.kv_divisions:
         return plan
     if plan.memory_bytes < plan.parts["kv"] // min(plan.kv_divisions):
@@ -505,5 +504,5 @@ def _divided(plan: Plan) -> Plan:
     parts = [
         f"{n} parts of {divided(plan.kv_cells, n).context_length:,}" for n in plan.kv_divisions
     ]
-    reason = f"{plan.kv_reason}; while all fit, it is divided into {' or '.join(parts)}"
+    reason = f"{plan.kv_reason}; while all sequences fit, it is divided into {' or '.join(parts)}"
     return replace(plan, kv_reason=reason)

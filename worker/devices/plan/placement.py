@@ -33,7 +33,7 @@ LOOKED_UP = frozenset(
 )
 """Tensors of the input layer, in which rows are looked up. llama.cpp keeps them on the host."""
 OUTPUT_FIRST = frozenset({"gemma3n", "gemma4"})
-"""Architectures whose output layer llama.cpp makes before the input embedding. Where both are one
+"""Architectures whose output layer llama.cpp creates before the input embedding. If both are one
 tensor, the embedding is then a copy; in all others the output layer is the embedding itself."""
 _BLOCK = re.compile(r"blk\.(?P<layer>\d+)\.")
 _EXPERTS = re.compile(r"_exps\.weight$")
@@ -52,8 +52,8 @@ class Weights:
     """Bytes on the host although a GPU was chosen; 0 for a CPU backend."""
     host_tensors: tuple[str, ...]
     placed: tuple[tuple[str, int], ...]
-    """Patterns, with a buffer type each, of the input layer's tensors that llama.cpp is told to put
-    on the device: `LoadOptions.tensor_placement`."""
+    """Patterns of the input layer's tensors that llama.cpp must put on the device, each with a
+    buffer type: `LoadOptions.tensor_placement`."""
 
 
 NOTHING = Weights((0,), 0, (), ())
@@ -61,7 +61,7 @@ Devices = tuple[library.Device, ...]
 
 
 def place(header: GgufHeader, devices: Devices, layers: tuple[int, ...] = ()) -> Weights:
-    """Place all weights on the GPUs, of which each has so many `layers`; without GPUs, in
+    """Place all weights on the GPUs, each of which has its number of `layers`; without GPUs, in
     memory."""
     with closing(_Meta()) as meta:
         if not devices:
@@ -73,7 +73,7 @@ def load_options(header: GgufHeader, devices: Devices, **others: Any) -> LoadOpt
     """The options to load all of a model onto these devices, or into memory."""
     return LoadOptions(
         devices=devices,
-        # A CPU is not asked about its tensors, of which none has to be placed.
+        # On a CPU, no tensor has to be placed, so ggml need not be asked.
         tensor_placement=place(header, devices[:1]).placed if devices else (),
         extra_buffer_types=may_repack(header),
         **others,
@@ -83,8 +83,8 @@ def load_options(header: GgufHeader, devices: Devices, **others: Any) -> LoadOpt
 def may_repack(header: GgufHeader) -> bool:
     """Whether llama.cpp may repack weights for this processor: `LoadOptions.extra_buffer_types`.
 
-    ggml's buffer type for AMX accepts a matrix of several planes, as latent attention has them, and
-    cannot use it. Of a quantised one it keeps the first plane alone. It refuses the vectors, which
+    ggml's buffer type for AMX accepts a matrix of several planes, which latent attention has, but
+    cannot use it. It keeps only the first plane of a quantised one. It refuses the vectors, which
     are not contiguous there, so llama.cpp finds nothing that multiplies with the matrix, and ends
     the process.
     """
@@ -100,7 +100,7 @@ def may_repack(header: GgufHeader) -> bool:
 def shared_out(header: GgufHeader, available: Sequence[int]) -> tuple[int, ...]:
     """The number of layers for each of several devices, by their available bytes.
 
-    The output layer counts as one. Each device gets one layer at least.
+    The output layer counts as one. Each device gets at least one layer.
 
     Raises:
         ConfigError: there are more devices than layers.
@@ -127,8 +127,8 @@ def shared_out(header: GgufHeader, available: Sequence[int]) -> tuple[int, ...]:
 
 
 def largest_tensor_bytes(devices: Devices) -> int:
-    """The largest tensor, to a MiB, that each of the devices takes: with Vulkan, a driver may say
-    how much of a buffer a kernel can reach. llama.cpp ends the process at a larger one."""
+    """The size of the largest tensor, to a MiB, that all devices accept: a Vulkan driver may limit
+    how much of a buffer a kernel can reach. llama.cpp ends the process at a larger tensor."""
     with closing(_Meta()) as meta:
         most = largest(_MOST_TENSOR_MIB, lambda n: all(meta.takes(n << 20, d) for d in devices))
     return most << 20
@@ -140,7 +140,7 @@ def largest(most: int, fits: Callable[[int], bool]) -> int:
 
 
 def _layer_of(tensor: TensorEntry, n_layers: int) -> int:
-    """The layer whose device a tensor is on: the input is with the first, the output the last."""
+    """The layer whose device a tensor is on: the first for the input, the last for the output."""
     if match := _BLOCK.match(tensor.name):
         return min(int(match["layer"]), n_layers - 1)
     return 0 if tensor.name in LOOKED_UP else n_layers - 1
@@ -197,11 +197,11 @@ def _place_on_cpu(header: GgufHeader, meta: _Meta) -> Weights:
 
 
 def _is_output_too(tensor: TensorEntry, header: GgufHeader) -> bool:
-    """Whether it is the input embedding, and the output layer, which encoders have not, uses it."""
+    """Whether it is the input embedding, and also serves as the output layer (if there is one)."""
     if tensor.name != "token_embd.weight":
         return False
     names = {tensor.name for tensor in header.tensors}
-    # LFM2 names its output norm as encoders name the one after their embedding.
+    # Encoders have no output layer. LFM2 names its output norm like the norm after their embedding.
     has_output = "output_norm.weight" in names or header.architecture.startswith("lfm2")
     return has_output and "output.weight" not in names
 
@@ -241,7 +241,7 @@ class _Meta:
         return padded(size, int(lib.ggml_backend_buft_get_alignment(buffer_type)))
 
     def takes(self, n_bytes: int, device: library.Device) -> bool:
-        """Whether a tensor of so many bytes can lie on the device."""
+        """Whether a tensor of `n_bytes` can be on the device."""
         return self._supports(device, self._new("F32", (n_bytes // 4,)))
 
     def takes_rows(self, tensor: TensorEntry, device: library.Device, buffer_type: int) -> bool:
@@ -253,7 +253,7 @@ class _Meta:
     def multiplies(
         self, tensor: TensorEntry, device: library.Device, buffer_type: int, n_experts: int
     ) -> bool:
-        """Whether the device multiplies with a matrix in that buffer type; asked like llama.cpp."""
+        """Whether the device can multiply by a matrix in that buffer, as llama.cpp tests it."""
         if len(tensor.shape) < 2 or not tensor.name.endswith(".weight"):
             return False
         lib = self._lib

@@ -24,14 +24,14 @@ _BAR_WIDTH = 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """What one device has of a plan; a CPU, or the only GPU, has all of it."""
+    """One device's part of a plan; a CPU, or the only GPU, has all of it."""
 
     device: str
     available_bytes: int
     """Bytes free on the device now; for a CPU, what the host or the control group leaves."""
     parts: Mapping[str, int]
-    """Bytes on the device: `weights`, `kv`, `compute`, `output`, `margin`, and what else
-    there is: `states`, `kv_store`, `draft`, `projector`, `embeddings`."""
+    """Bytes on the device: `weights`, `kv`, `compute`, `output`, `margin` and, if there are any,
+    `states`, `kv_store`, `draft`, `projector`, `embeddings`."""
 
     @property
     def needed_bytes(self) -> int:
@@ -55,7 +55,7 @@ class Plan:
     """The most tokens of one sequence."""
     trained_context_length: int
     capped: bool = False
-    """Whether there are fewer cells than by default, because those would not fit."""
+    """Whether there are fewer cells than by default, because the default does not fit."""
     slots: int
     kv_cells: int
     """KV cells of all sequences together."""
@@ -65,11 +65,11 @@ class Plan:
     """The numbers of parts into which the shared cells are divided while every sequence fits into
     one, the best first."""
     kv_reason: str
-    """The choice of the KV cache, in words."""
+    """Why the KV cache is laid out like this, in words."""
     largest_context_length: int | None = None
     """The largest that fits with these slots; set if the plan does not fit, 0 if none does."""
     largest_slots: int | None = None
-    """As the above, for the slots with this context length."""
+    """The most slots that fit with this context length; set if the plan does not fit, 0 if none."""
 
     @property
     def device(self) -> DeviceNames:
@@ -93,8 +93,8 @@ class Plan:
 
     @property
     def memory_bytes(self) -> int:
-        """For states that requests may go on from. With a store, one of the states that it needs
-        is among them; the other is being read."""
+        """Memory for saved states of prompts. With a store, it includes one of the store's states;
+        the other is being read."""
         states, stored = (
             self.parts.get(part, 0) + self.host_parts.get(part, 0)
             for part in ("states", "kv_store")
@@ -127,7 +127,7 @@ class Plan:
         return msgspec.convert(shown, cls)
 
     def as_table(self) -> str:
-        """The plan for people: one row for each part, in MiB, with its bar."""
+        """The plan for people: one row for each part, in MiB, with a bar."""
         where = ", ".join(share.device for share in self.shares)
         lines = [f"{self.model} on {where}: {self.shape}", f"  cells: {self.kv_reason}"]
         for share in self.shares:
@@ -180,7 +180,7 @@ def memory_map(share: Share) -> list[str]:
 
 
 def _bar(begin: float, share: float) -> str:
-    """A bar, with beginning and length as shares of the whole; it is never too short to be seen."""
+    """A bar, with begin and length as shares of the whole; it is never too short to be seen."""
     first = round(begin * _BAR_WIDTH)
     n_cells = round((begin + share) * _BAR_WIDTH) - first
     if n_cells:

@@ -1,4 +1,4 @@
-"""What a model and its context take, as llama.cpp itself lays them out without allocating."""
+"""What a model and its context take: llama.cpp itself lays them out, without allocating."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from worker.models.gguf.header import GgufHeader
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Bytes of a context, by kind and side."""
+    """Bytes of a context by kind, on the devices and on the host, and its kind of memory."""
 
     kv: tuple[int, ...]
     """On each device, or in memory."""
@@ -23,9 +23,8 @@ class Layout:
     host_compute: int
     output: int
     largest_kv: int
-    """Of one tensor of cells."""
+    """The largest tensor of cells: the keys or the values of one layer."""
     memory_kind: MemoryKind
-    """Not a size."""
 
 
 class Unloaded:
@@ -44,7 +43,7 @@ class Unloaded:
         self.path = str(header.path)
         self.weights = placement.place(header, devices, layers)
         size = (header.architecture, header.vocab_size) if header.vocab_size else None
-        # With no_alloc a mapped file is not allowed, and there is nothing to map or lock.
+        # With no_alloc, llama.cpp must not map the file; there is nothing to lock, either.
         options = LoadOptions(
             devices=devices,
             layers=layers,
@@ -97,11 +96,11 @@ class Unloaded:
         host_compute = sum(computes.values()) - sum(compute)
         output = report.bytes_of("output")
         if options.embeddings:
-            # So much once a text has the full length: llama.cpp keeps each row's embedding, and has
-            # room for each row's logits.
+            # What a text of full length takes: llama.cpp keeps each row's embedding, and has room
+            # for each row's logits.
             output = max(output, 4 * options.n_batch * (self._n_vocab + self.n_embd))
         if options.mtp == "trunk":
-            # llama.cpp makes room for the hidden states with the first batches.
+            # llama.cpp allocates the hidden states only with the first batches.
             of_row = 4 * self.n_embd
             *others, last = compute
             compute = (*others, last + of_row * min(options.n_ubatch, options.n_ctx))
