@@ -18,7 +18,7 @@ _NVIDIA_VERSION = re.compile(r"\b(\d+\.\d+(?:\.\d+)?)\b")
 
 
 def driver_versions(root: Path = Path("/")) -> dict[str, str]:
-    """The versions of the kernel driver and of its CUDA; empty without an NVIDIA driver."""
+    """The versions of the NVIDIA driver and of its CUDA; empty without such a driver."""
     found = {}
     first, _, _ = read(root / "proc/driver/nvidia/version").partition("\n")
     if match := _NVIDIA_VERSION.search(first):
@@ -45,7 +45,7 @@ def cpu_features(system_info: str) -> list[str]:
 
 
 def findings(budget: CpuBudget) -> dict[str, str]:
-    """What `doctor` and a worker's `/info` say of this machine, by the names of doctor's checks."""
+    """What `doctor` and a worker's `/info` say about this machine, keyed by doctor's checks."""
     limit = budget.memory_limit_bytes
     available = f"{budget.memory_available_bytes / _GIB:.1f} GiB available"
     return {

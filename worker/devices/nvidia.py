@@ -1,4 +1,4 @@
-"""What NVIDIA's management library (NVML) tells about one card.
+"""What NVIDIA's management library (NVML) reports about its cards.
 
 It notices a lost or revoked GPU and reports it in a return code, where CUDA ends the process.
 """
@@ -16,7 +16,7 @@ _LOST = (15, 16)
 _UNKNOWN_BYTES = (1 << 64) - 1
 _MOST_PROCESSES = 256
 _known: set[str] = set()
-"""Cards that the library has known; it may not know one at all."""
+"""PCI addresses that the library has recognised before; it may never recognise some."""
 
 
 class _ProcessInfo(ctypes.Structure):
@@ -31,7 +31,7 @@ class _ProcessInfo(ctypes.Structure):
 
 
 def processes(pci_id: str | None) -> dict[int, int]:
-    """The bytes of each process on this card; empty if the library is absent or lists nothing.
+    """Bytes in use on this card by process id; empty if the library is absent or lists nothing.
     Processes of unknown size are left out.
 
     Raises:
@@ -62,7 +62,7 @@ def _lost(nvml: ctypes.CDLL, code: int) -> ResidencyViolation:
 
 
 def count() -> int | None:
-    """How many cards there are; `None` if the library does not tell."""
+    """The number of cards; `None` if the library is absent or fails."""
     number = ctypes.c_uint()
     nvml = _library()
     if nvml is None or nvml.nvmlDeviceGetCount_v2(ctypes.byref(number)) != _SUCCESS:

@@ -30,9 +30,9 @@ SECONDS = 60.0
 Step = Literal["library", "device", "trial", "plan"]
 _DOING: dict[Step, str] = {
     "library": "while it was loaded",
-    "device": "while devices were looked for",
+    "device": "while it looked for devices",
     "trial": "while it computed with a small model",
-    "plan": "while the model was laid out",
+    "plan": "while it laid out the model",
 }
 """The child's steps, in their order."""
 
@@ -78,7 +78,7 @@ class ChosenDevice(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Trial(msgspec.Struct, frozen=True):
-    """The small model computed, inside the walls that an engine has."""
+    """The small model has computed, confined like an engine."""
 
     device: str
     resident: bool
@@ -125,24 +125,24 @@ def ask(
         output, code, errors = ended.stdout, ended.returncode, ended.stderr
     except subprocess.TimeoutExpired as expired:
         output, code, errors = expired.stdout or b"", None, b""
-    *told, _ = output.split(b"\n")
+    *lines, _ = output.split(b"\n")
     findings = Findings()
     try:
-        if told:
-            findings = _findings.decode(told[-1])
+        if lines:
+            findings = _findings.decode(lines[-1])
     except (msgspec.DecodeError, ValueError) as error:
-        findings.error = BackendMismatch(f"The native library's process told nonsense: {error}.")
+        findings.error = BackendMismatch(f"The native library's process sent nonsense: {error}.")
     if code != 0 and findings.error is None:
         findings.error = _death(code, errors, _DOING[findings.step], timeout_seconds)
     return findings
 
 
 def room_bytes(settings: EngineSettings) -> int:
-    """How much memory a model may count on, before there is a model to plan: all of the chosen
+    """The memory that a model can count on, before there is a model to plan: all of the chosen
     cards', or this machine's up to its limit.
 
-    What is free would let the choice change from start to start. Starts a child process for a GPU.
-    Raises `BackendMismatch` as a start does.
+    Free memory would let the choice of a model change from start to start. Starts a child process
+    for a GPU. Raises `BackendMismatch` as a start does.
     """
     if not settings.on_gpu:
         return cpu_budget(None).memory_total_bytes
@@ -153,11 +153,11 @@ def room_bytes(settings: EngineSettings) -> int:
 
 
 def _death(code: int | None, errors: bytes, doing: str, seconds: float) -> BackendMismatch:
-    """How the child ended: its exit code, or `None` if it did not."""
+    """The error for a child that ended with this exit code, or that did not end: `None`."""
     if code is None:
         return BackendMismatch(
             f"The native library did not answer within {seconds:g} seconds ({doing}); "
-            "a driver may hang, or compile for the first time: --stall-timeout gives it longer."
+            "a driver may hang, or compile for the first time: --stall-timeout gives it more time."
         )
     if code == -signal.SIGILL:
         return BackendMismatch(
@@ -167,5 +167,5 @@ def _death(code: int | None, errors: bytes, doing: str, seconds: float) -> Backe
         )
     name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
     lines = errors.decode("utf-8", "replace").strip().splitlines()
-    told = f" ({lines[-1].strip()})" if lines else ""
-    return BackendMismatch(f"The native library ended with {name} {doing}{told}.", signal=name)
+    last = f" ({lines[-1].strip()})" if lines else ""
+    return BackendMismatch(f"The native library ended with {name} {doing}{last}.", signal=name)

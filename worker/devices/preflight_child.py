@@ -1,4 +1,4 @@
-"""The child of `preflight.ask`: tries wheel, device and model, and tells what it finds.
+"""The child of `preflight.ask`: tries wheel, device and model, and reports what it finds.
 
 It is a process of its own, because any of these steps may end it.
 """
@@ -50,24 +50,24 @@ def main() -> None:
     findings = Findings()
     walls = _walls(questions)
 
-    def tell() -> None:
+    def report() -> None:
         channel.write(msgspec.json.encode(findings, enc_hook=to_data) + b"\n")
         channel.flush()
 
-    def tell_abort(message: str) -> None:
+    def report_abort(message: str) -> None:
         findings.error = ModelError(library.sentence_of_abort("llama.cpp gave {} up", message))
-        tell()
+        report()
 
     try:
         for step in questions.steps:
             findings.step = step
-            tell()
-            if step == "plan":  # before it, the library may not be loaded
-                library.on_abort(tell_abort)
+            report()
+            if step == "plan":  # not earlier: this loads the library
+                library.on_abort(report_abort)
             setattr(findings, step, _STEPS[step](questions, walls))
     except WorkerError as error:
         findings.error = error
-    tell()
+    report()
     # An orderly teardown of native code proves nothing and may fail.
     os._exit(0)
 
@@ -101,8 +101,8 @@ def _device(questions: Questions, _walls: Walls) -> list[ChosenDevice]:
     selected = select.select_device(questions.settings)
     if not selected.is_gpu:
         return [ChosenDevice("CPU")]
-    told = [(device.name, library.properties_of(device)) for device in selected.devices]
-    return [ChosenDevice(name, p.free_bytes, p.total_bytes, p.pci_id) for name, p in told]
+    found = [(device.name, library.properties_of(device)) for device in selected.devices]
+    return [ChosenDevice(name, p.free_bytes, p.total_bytes, p.pci_id) for name, p in found]
 
 
 def _trial(questions: Questions, walls: Walls) -> Trial:
@@ -137,7 +137,7 @@ def _plan(questions: Questions, _walls: Walls) -> Plan:
     selected = select.select_device(settings)
     header = current_header(load.header, Path(load.model_path))
     header = check_overridden(header, settings.overrides)
-    read_directions(settings, header)  # whether they are there, and fit
+    read_directions(settings, header)  # raises if they are missing or do not fit
     return memory.plan_start(load, header, selected.devices, cpu_budget(settings.threads))
 
 

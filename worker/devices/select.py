@@ -51,9 +51,9 @@ class Card:
     device: library.Device
     total_bytes: int
     pci_id: str | None = None
-    """Its number for NVIDIA's management library; `None` for other devices."""
+    """Its PCI address for NVIDIA's management library; `None` for other devices."""
     used_before: Mapping[int, int] = field(default_factory=dict)
-    """The bytes of each process that this library listed before the load."""
+    """Bytes in use by process id, as that library listed them before the load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Selected:
 
     @property
     def first(self) -> Selected:
-        """The CPU, or the first card alone, where a set has what is small."""
+        """The CPU, or the first card alone, which holds what is too small to split."""
         return replace(self, cards=self.cards[:1])
 
     @property
@@ -88,15 +88,15 @@ class Selected:
 
 
 def select_device(settings: EngineSettings) -> Selected:
-    """The devices that `settings` ask for.
+    """The devices that `settings` asks for.
 
-    Raises `BackendMismatch` naming what was found, if wheel or machine have no such device.
+    Raises `BackendMismatch`, which names what was found, if wheel or machine has no such device.
     """
     for name in BACKENDS[settings.backend].deceptive:
         if name in os.environ:
             raise BackendMismatch(
-                f"{name} is set: with it, memory counts as a device's that is not its own. Unset "
-                "it: a worker's model lies wholly on its device."
+                f"{name} is set: with it, memory that is not on a device counts as the device's. "
+                "Unset it: a worker's whole model must be on its device."
             )
     indices = hide_other_cards(settings)
     library.load()
@@ -124,8 +124,8 @@ def hide_other_cards(settings: EngineSettings) -> tuple[int, ...]:
     """Make the chosen cards the only visible ones, before the driver starts, and return the indices
     that they have from then on.
 
-    CUDA's driver looks at every visible card, and a broken one ends the process; its indices
-    become those of `nvidia-smi`. Vulkan shows software devices only if they are named so.
+    CUDA's driver initialises every visible card, and a broken one ends the process; its indices
+    become those of `nvidia-smi`. ggml's Vulkan shows software devices only if they are named.
     """
     indices, backend = settings.device_indices, BACKENDS[settings.backend]
     if settings.backend == "cuda":
@@ -150,7 +150,7 @@ def _show_only(indices: tuple[int, ...], variable: str) -> tuple[int, ...]:
 
 
 def wheel_stamp() -> dict[str, Any]:
-    """The build's stamp in the wheel: backend, flags, compiler; empty in others' wheels."""
+    """The build stamp in the wheel: backend, flags, compiler; empty for wheels from elsewhere."""
     try:
         text = (library.folder() / "llorch-build.json").read_text("utf-8")
     except FileNotFoundError:
@@ -169,7 +169,7 @@ def cpu_variant() -> str | None:
 
 
 def _label(device: library.Device) -> str:
-    """`CUDA0 (NVIDIA H100)`, for sentences."""
+    """`CUDA0 (NVIDIA H100)`, for messages."""
     return f"{device.name} ({device.description})"
 
 
@@ -232,7 +232,7 @@ def _listed(devices: list[library.Device]) -> str:
 
 
 def _load_blas() -> None:
-    """Load the BLAS plug-in, which is kept apart from the others because it mostly slows down."""
+    """Load the BLAS plug-in, which is kept apart from the others because it is usually slower."""
     ggml = library.ggml()
     if any(device.registry == "BLAS" for device in library.devices()):
         return  # built in, or already loaded
@@ -263,7 +263,7 @@ def _refuse_gpu_wheel(devices: list[library.Device]) -> None:
 
 
 def _gpu_plugin(*backends: BackendName) -> Path | None:
-    """A GPU library of the wheel; it may be there without a device."""
+    """A GPU library in the wheel, even if there is no device for it."""
     names = [name for backend in backends for name in BACKENDS[backend].plugins]
     found = (path for name in names for path in sorted(library.folder().glob(f"libggml-{name}*")))
     return next(found, None)
@@ -276,8 +276,8 @@ def _why_none(backend: BackendName) -> str:
         return f"The installed llama-cpp-python wheel has no {BACKENDS[backend].title} code."
     if backend == "vulkan" and any(_NO_GPU in line for line in library.startup_log):
         return (
-            "The Vulkan loader has none but, perhaps, software devices such as llvmpipe, which "
-            f"--allow-software-device takes{_visibility_hint(backend)}."
+            "The Vulkan loader has none, except perhaps software devices such as llvmpipe, which "
+            f"--allow-software-device accepts{_visibility_hint(backend)}."
         )
     for line in library.startup_log:
         if backend in line.lower() and _REASON.search(line):

@@ -26,12 +26,12 @@ _VM_STAT = Path("/usr/bin/vm_stat")
 
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """What the number of threads follows from, as it was read once: an engine can count again
-    behind its walls, where it reads no files."""
+    """What the number of threads follows from, read once, so that a confined engine, which cannot
+    read the files, can derive it again."""
 
     of_cpus: Mapping[int, int]
-    """The core of each CPU: threads of one core share its arithmetic units. One that is offline
-    tells none, and counts as a core when it comes."""
+    """The core of each CPU: threads of one core share its arithmetic units. A CPU that was offline
+    is missing, and counts as a core of its own."""
     quota: float | None = None
     """CPU time per wall time that a control group allows, such as 2.5."""
     quota_origin: str = ""
@@ -80,8 +80,8 @@ def cpu_budget(override: int | None, root: Path = _HOST) -> CpuBudget:
 
 
 def _allowed_cpus(root: Path) -> tuple[list[int], list[int]]:
-    """The CPUs that cpusets and the affinity mask allow to this process, and all that there are."""
-    for line in read(root / "proc/self/status").splitlines():  # it is there on Linux alone
+    """The CPUs that cpusets and the affinity mask allow to this process, and all online ones."""
+    for line in read(root / "proc/self/status").splitlines():  # only Linux has it
         if line.startswith("Cpus_allowed_list:"):
             allowed = parse_cpu_list(line.partition(":")[2])
             # The mask may name CPUs that are offline or do not exist.

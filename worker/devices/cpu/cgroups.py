@@ -26,9 +26,9 @@ class CgroupLimits:
     """The file that sets it, shown to the user."""
     memory_bytes: int | None = None
     memory_origin: str = ""
-    """The file with the limit below which the least is left."""
+    """The file of the limit below which the least memory is left."""
     memory_free_bytes: int | None = None
-    """What is left there; page cache that can be dropped counts as left."""
+    """The memory that is left there, including page cache that can be dropped."""
 
 
 def read_limits(root: Path = Path("/")) -> CgroupLimits:
@@ -40,7 +40,7 @@ def read_limits(root: Path = Path("/")) -> CgroupLimits:
         for own_version, controllers, group in memberships:
             if own_version != version or (version == 1 and not mounted & controllers):
                 continue
-            # One without a controller has no such file.
+            # A folder without the controller has no such file.
             for folder in _levels(root / point.relative_to("/"), mount_root, group):
                 cpu += _cpu_limit(folder, version)
                 memory += _memory_limit(folder, version)
@@ -59,8 +59,8 @@ def _memberships(root: Path) -> Iterator[tuple[int, frozenset[str], PurePosixPat
 
 
 def _mounts(root: Path) -> Iterator[tuple[int, frozenset[str], PurePosixPath, PurePosixPath]]:
-    """What /proc/self/mountinfo has of control groups: version, controllers, the group at the mount
-    point, and that point."""
+    """The mounts of control groups in /proc/self/mountinfo: version, controllers, the group at the
+    mount point, and that point."""
     for line in read(root / "proc/self/mountinfo").splitlines():
         before, _, after = line.partition(" - ")
         fields, tail = before.split(), after.split()
@@ -105,7 +105,7 @@ def _memory_limit(folder: Path, version: int) -> list[tuple[int, str, int]]:
     """What is left below the limit, its file, and the limit."""
     limit_names, usage_name, prefix = {
         1: (("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_"),
-        # Beyond `high` all is slowed down.
+        # Beyond `high`, the kernel throttles the processes.
         2: (("memory.max", "memory.high"), "memory.current", ""),
     }[version]
     found = [(read(folder / name).strip(), str(folder / name)) for name in limit_names]

@@ -29,8 +29,7 @@ def check() -> None:
 
 
 def missing() -> list[str]:
-    """The instruction sets of x86-64-v2 that are missing; empty if glibc (2.33 and later) does not
-    tell."""
+    """The missing instruction sets of x86-64-v2; empty if unknown, as before glibc 2.33."""
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         return []
     leaf_of = getattr(ctypes.CDLL(None), "__x86_get_cpuid_feature_leaf", None)

@@ -26,7 +26,7 @@ _SWAPPED_SHARE = 0.05
 
 
 def check(selected: Selected, residency: Residency, *, locked: bool = False) -> None:
-    """Raises `ResidencyViolation` if the device is gone, another, or without the model."""
+    """Raises `ResidencyViolation` if the device is gone, is another one, or lacks the model."""
     if not selected.is_gpu:
         _check_memory(residency, locked)
     for card in selected.cards:
@@ -55,26 +55,26 @@ def _check_card(card: Card, residency: Residency) -> None:
 
 
 def watch(selected: Selected, residency: Residency) -> Residency:
-    """Add, right after the load, what can be asked later.
+    """Record, right after the load, what can be checked later.
 
-    NVIDIA's library lists no process in a MIG instance and without the right to ask: then the whole
-    device is watched. A Vulkan driver without `VK_EXT_memory_budget` calls all memory free.
+    NVIDIA's library lists no processes in a MIG instance or without permission: then the device's
+    memory is watched. Without `VK_EXT_memory_budget`, Vulkan's is always free: then its presence.
     """
     pids = holders(selected, residency)
     listed = (os.getpid() in nvidia.processes(card.pci_id) for card in selected.cards)
     if pids or (selected.is_gpu and all(listed)):
         return replace(residency, watched="process", holder_pids=pids)
-    tells_nothing = any(_tells_nothing(card.device) for card in selected.cards)
-    return replace(residency, watched="presence" if tells_nothing else "device")
+    is_blind = any(_reports_no_use(card.device) for card in selected.cards)
+    return replace(residency, watched="presence" if is_blind else "device")
 
 
-def _tells_nothing(device: library.Device) -> bool:
+def _reports_no_use(device: library.Device) -> bool:
     memory = library.properties_of(device)
     return device.registry == "Vulkan" and memory.free_bytes == memory.total_bytes
 
 
 def _check_memory(residency: Residency, locked: bool) -> None:
-    """Check a CPU worker's locked memory: nothing of it may be swapped out."""
+    """Check that a CPU worker's locked memory is not swapped out."""
     if sys.platform != "linux" or not locked:
         return
     for line in Path("/proc/self/status").read_text().splitlines():
@@ -107,7 +107,7 @@ def holders(selected: Selected, residency: Residency) -> tuple[int, ...]:
 
 
 def _own_bytes(processes: dict[int, int], holder_pids: tuple[int, ...]) -> int | None:
-    """This process's bytes on the device; `None` if the driver's list does not tell."""
+    """This process's bytes on the device; `None` if the driver's list does not have them."""
     if os.getpid() in processes:
         return processes[os.getpid()]
     if not processes or not holder_pids:
@@ -116,8 +116,8 @@ def _own_bytes(processes: dict[int, int], holder_pids: tuple[int, ...]) -> int |
 
 
 class MappedFiles:
-    """Files as they are now, whose pages are the model's memory: what is written to them is
-    computed with. One that is replaced by another stays mapped as it was."""
+    """Files whose pages are the model's memory, in their present versions: what is written to them
+    changes the weights. A file that is replaced by another stays mapped unchanged."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
         self._known = {path: version_of(path) for path in paths}
@@ -126,7 +126,7 @@ class MappedFiles:
         """Raises `ResidencyViolation` if one was written to."""
         for path, known in self._known.items():
             now = version_of(path)
-            # Nothing is known of one that is removed, or not to be seen for now.
+            # A file that was removed, or cannot be read for now, proves nothing.
             is_same_file = known and now and known[-1] == now[-1]
             if is_same_file and known != now:
                 raise ResidencyViolation(

@@ -1,6 +1,6 @@
 """Parses llama.cpp's log of a load: which buffer is where, and how large it is.
 
-Only the log tells the placement, so its wording is part of the interface. The patterns below are
+Only the log reports the placement, so its wording is part of the interface. The patterns below are
 those of the pinned release. A line about placement that matches none of them is an error. Pure
 text; runs wherever a model is loaded or planned.
 """
@@ -54,7 +54,7 @@ sched_reserve: (reserving \.\.\.|reserving full memory module|max_nodes = \d+|re
 sched_reserve: worst-case: n_tokens = \d+, n_seqs = \d+, n_outputs = \d+
 sched_reserve: compute buffer allocation failed, retrying without pipeline parallelism
 """.strip().splitlines()
-"""Lines of those functions that tell nothing about placement."""
+"""Lines of those functions that say nothing about placement."""
 _GRAPH_PART = re.compile(r"## SPLIT #(?P<number>\d+): (?P<backend>\S+) # ")
 _GRAPH_NODE = re.compile(r"node # *\d+ \( *(?P<operation>\w+)\)")
 _HOST_BACKENDS = ("CPU", "BLAS")
@@ -69,32 +69,33 @@ class LoadReport:
     cache_devices: dict[int, str] = field(default_factory=dict)
     """The device of each layer's cache."""
     kv_by_device: defaultdict[str, float] = field(default_factory=partial(defaultdict, float))
-    """The caches' own sums by device, each cache's by its layers."""
+    """The caches' reported sizes by device; each cache's is divided evenly among its layers."""
     layer_devices: dict[int, str] = field(default_factory=dict)
     """The device of each layer; the output layer is the last one."""
     kv_bytes: int = 0
-    """The caches' own sums, which are right even if nothing is allocated."""
+    """The caches' reported sizes, which are right even if nothing is allocated."""
     largest_kv_bytes: int = 0
-    """Of a tensor of cells: the keys or the values of one layer."""
+    """The largest tensor of cells: the keys or the values of one layer."""
     splits: int = 0
     """Parts of the largest compute graph; neighbouring parts run on different devices."""
     unused_bytes: int = 0
     """Bytes of tensors in the file that llama.cpp does not load."""
     not_locked: str | None = None
     """Why memory could not be locked, in llama.cpp's words."""
-    _now_cached: list[str] = field(default_factory=list)
+    _cached_on: list[str] = field(default_factory=list)
+    """The devices of the layers that were listed for the next cache."""
 
     def bytes_of(self, kind: str) -> int:
         return sum(buffer.size_bytes for buffer in self.buffers if buffer.kind == kind)
 
     def enter(self, fact: BufferKind | Fact, match: re.Match[str]) -> None:
-        """Enter what a line tells."""
+        """Enter what a line reports."""
         match fact:
             case "layer":
                 self.layer_devices[int(match["layer"])] = match["device"]
             case "cached":
                 self.cache_devices[int(match["layer"])] = match["device"]
-                self._now_cached.append(match["device"])
+                self._cached_on.append(match["device"])
             case "cells":
                 tensors = map(_bytes, _KEYS_OR_VALUES.findall(match.string))
                 self._end_cache(_bytes(match["size"]), max(tensors, default=0))
@@ -108,21 +109,21 @@ class LoadReport:
                 self.buffers.append(Buffer(kind, match["device"], _bytes(match["size"])))
 
     def _end_cache(self, size: int, largest: int) -> None:
-        """Enter the size of the cache whose layers were told last, and that of all keys or of all
-        values in it, whichever is larger."""
-        n_layers = len(self._now_cached) or 1
+        """Enter the size of the cache whose layers were listed last, and the size of all its keys
+        or of all its values, whichever is larger."""
+        n_layers = len(self._cached_on) or 1
         self.largest_kv_bytes = max(self.largest_kv_bytes, largest // n_layers)
         self.kv_bytes += size
-        for device in self._now_cached:
+        for device in self._cached_on:
             self.kv_by_device[device] += size / n_layers
-        self._now_cached.clear()
+        self._cached_on.clear()
 
 
 def host_operations(lines: Iterable[str]) -> tuple[str, ...]:
-    """What of the compute graphs runs on the host, behind the part in which inputs enter.
+    """The operations of the compute graphs that run on the host after the first part on a device.
 
-    `lines` have the graphs as GGML_SCHED_DEBUG=2 tells them. The last two count, those of a prompt
-    and of single tokens; the ones before were laid out to find out what the devices can do.
+    `lines` have the graphs as GGML_SCHED_DEBUG=2 logs them. The last two count, those of a prompt
+    and of single tokens; earlier ones were laid out to find out what the devices can do.
     """
     graphs: list[dict[str, None]] = []
     on_host = has_begun = False
@@ -143,10 +144,10 @@ def parse(lines: Iterable[str]) -> LoadReport:
     report = LoadReport()
     for raw in lines:
         line = raw.rstrip()
-        matches = ((fact, pattern.fullmatch(line)) for fact, pattern in _TELLING)
-        told = next(((fact, match) for fact, match in matches if match), None)
-        if told is not None:
-            report.enter(*told)
+        matches = ((fact, pattern.fullmatch(line)) for fact, pattern in _FACTS)
+        found = next(((fact, match) for fact, match in matches if match), None)
+        if found is not None:
+            report.enter(*found)
         elif _PLACING.match(line) and not _IS_SILENT.fullmatch(line):
             raise ResidencyViolation(
                 f"llama.cpp reports on placement in unknown words, so nothing can be proven: "
@@ -183,4 +184,4 @@ _PATTERNS: list[tuple[BufferKind | Fact, str]] = [
     ("unused", r"model has unused tensor \S+ \(size = (?P<size>\d+) bytes\) -- ignoring"),
     ("not locked", r"warning: (?P<reason>(failed to mlock|mlock not supported).*)"),
 ]
-_TELLING = [(fact, re.compile(pattern)) for fact, pattern in _PATTERNS]
+_FACTS = [(fact, re.compile(pattern)) for fact, pattern in _PATTERNS]

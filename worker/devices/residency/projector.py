@@ -20,8 +20,8 @@ _COMPUTE = re.compile(
 
 def prove(lines: Iterable[str], selected: Selected, header: GgufHeader) -> tuple[Buffer, ...]:
     """A projector's buffers. libmtmd puts all weights into the memory of the backend that it uses
-    and names before all others; of its compute buffers it tells once for each encoder and trial,
-    and the largest counts.
+    and names first. It reports its compute buffers once for each encoder and trial; the largest
+    counts.
 
     Raises:
         ResidencyViolation: it is elsewhere, or libmtmd's report is not understood.

@@ -1,9 +1,8 @@
 """The proof that one device, or a set of them, holds the whole model.
 
-It is taken from llama.cpp's own report after the load.
-Runs in the engine process; later, `live_check` asks the device itself. Whatever is neither on the
-device nor in the short list of what must be on the host is a violation. There is no partial
-residency.
+It is taken from llama.cpp's own report after the load. Runs in the engine process; later,
+`live_check` asks the device itself. Whatever is neither on the device nor in the short list of what
+must be on the host is a violation. There is no partial residency.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ from worker.wire.engine_info import Buffer, Residency, named
 
 _ROUNDING_BYTES = 64 * 1024
 """The log rounds each buffer to 0.01 MiB, and buffers are padded."""
-_TOLD_BY = "GGML_SCHED_DEBUG"
-"""The variable by which ggml tells the parts of a graph, and what is in them."""
+_LOGS_GRAPHS = "GGML_SCHED_DEBUG"
+"""The variable that makes ggml log the parts of a graph and their operations."""
 _FAULTS_SHOWN = 3
 _INPUT_SPLITS = 1
 """The part of the graph in which inputs enter, before those on the devices."""
@@ -90,7 +89,7 @@ def prove(
 
 
 def together(model: Residency, draft: Residency) -> Residency:
-    """Of two models on one device: one report of all buffers, with the first one's layers."""
+    """One report of the buffers of two models on one device, with the first one's layers."""
     return replace(
         model,
         buffers=model.buffers + draft.buffers,
@@ -102,18 +101,18 @@ def together(model: Residency, draft: Residency) -> Residency:
 def _layers_elsewhere(
     report: LoadReport, layers: Sequence[int], selected: Selected
 ) -> Iterator[str]:
-    """Which layers are not on their device, of which each has so many `layers`."""
-    ends = list(accumulate(layers))  # none where the first device has all
-    for layer, told in sorted(report.layer_devices.items()):
+    """Layers that are not on their device; `layers` has the number of them on each device."""
+    ends = list(accumulate(layers))  # none if the first device has all
+    for layer, found in sorted(report.layer_devices.items()):
         device = selected.names[bisect_right(ends, layer)]
-        if told != device:
-            yield f"layer {layer} of {len(report.layer_devices)} is on {told}, not on {device}"
+        if found != device:
+            yield f"layer {layer} of {len(report.layer_devices)} is on {found}, not on {device}"
 
 
 def _computed_on_host(
     report: LoadReport, contexts: Sequence[Context], selected: Selected, header: GgufHeader
 ) -> Iterator[str]:
-    # Parts on several devices may take turns; only then it has to be asked where each one runs.
+    # More parts may also mean that devices take turns, so check which operations run on the host.
     if selected.is_gpu and report.splits > _INPUT_SPLITS + len(selected.cards):
         if on_host := _host_operations(contexts, header):
             yield (
@@ -125,32 +124,32 @@ def _computed_on_host(
 def _misplaced(
     report: LoadReport, buffers: Sequence[Buffer], weights: placement.Weights, selected: Selected
 ) -> Iterator[str]:
-    """What of a set is not on the device of its layer."""
+    """Caches and weights that are not on the device of their layer."""
     for layer, name in sorted(report.cache_devices.items()):
         if name != report.layer_devices.get(layer):
             yield f"the cache of layer {layer} is on {name}, its weights are not"
     for name, planned in zip(selected.names, weights.device_bytes, strict=True):
-        told = sum(b.size_bytes for b in buffers if b.kind == "weights" and b.device == name)
-        if abs(told - planned) > _ROUNDING_BYTES + report.unused_bytes:
-            yield f"{told:,} bytes of weights are on {name}, {planned:,} belong there"
+        found = sum(b.size_bytes for b in buffers if b.kind == "weights" and b.device == name)
+        if abs(found - planned) > _ROUNDING_BYTES + report.unused_bytes:
+            yield f"{found:,} bytes of weights are on {name}, {planned:,} belong there"
 
 
 def _host_operations(contexts: Sequence[Context], header: GgufHeader) -> tuple[str, ...]:
-    """Lay out the graphs of these contexts once more, without allocating, to be told each part."""
+    """Lay out the graphs of these contexts once more, without allocating, to have them logged."""
     options = replace(contexts[0].model.options, mmap=False, mlock=False, no_alloc=True)
-    before = os.environ.get(_TOLD_BY)
-    os.environ[_TOLD_BY] = "2"
+    before = os.environ.get(_LOGS_GRAPHS)
+    os.environ[_LOGS_GRAPHS] = "2"
     try:
         found: dict[str, None] = {}
         with closing(Model(str(header.path), options)) as laid_out:
             for context in contexts:
-                with closing(Context(laid_out, context.options)) as told:
-                    found |= dict.fromkeys(host_operations(told.load_log))
+                with closing(Context(laid_out, context.options)) as logged:
+                    found |= dict.fromkeys(host_operations(logged.load_log))
         return tuple(found)
     finally:
-        os.environ.pop(_TOLD_BY)
+        os.environ.pop(_LOGS_GRAPHS)
         if before is not None:
-            os.environ[_TOLD_BY] = before
+            os.environ[_LOGS_GRAPHS] = before
 
 
 # --- accounting --------------------------------------------------------------------------
@@ -174,7 +173,7 @@ def _reason_on_host(buffer: Buffer, selected: Selected, weights: placement.Weigh
 
 
 def _where(buffer: Buffer, selected: Selected, weights: placement.Weights) -> str:
-    """Where a buffer is that must not be there."""
+    """Where a misplaced buffer is."""
     if not selected.is_gpu:
         return f"on {buffer.device}, not in the CPU's memory"
     if not buffer.is_on_host:
@@ -184,13 +183,13 @@ def _where(buffer: Buffer, selected: Selected, weights: placement.Weights) -> st
 
 
 def _unproven(report: LoadReport, buffers: Sequence[Buffer], model: Model) -> Iterator[str]:
-    """What the report should account for and does not."""
+    """What the report should account for but does not."""
     if not report.layer_devices:
         yield "llama.cpp does not say where the layers are"
-    told = report.bytes_of("weights")
+    found = report.bytes_of("weights")
     expected = model.size_bytes - report.unused_bytes
-    if told + _ROUNDING_BYTES < expected:
-        yield f"only {told:,} of {expected:,} bytes of weights are accounted for"
+    if found + _ROUNDING_BYTES < expected:
+        yield f"only {found:,} of {expected:,} bytes of weights are accounted for"
     cached = sum(b.size_bytes for b in buffers if b.kind in ("kv", "recurrent"))
     if cached + _ROUNDING_BYTES < report.kv_bytes:
         yield f"only {cached:,} of {report.kv_bytes:,} bytes of the KV cache are accounted for"
