@@ -24,7 +24,7 @@ from worker.engine.pooling import MOST_OUTPUT_BYTES, Pooling
 from worker.engine.sequence import NO_LIMIT, Sequence
 from worker.engine.text.prompt import PromptBuilder
 from worker.errors import Cancelled, InferenceFailed, InvalidRequest, WorkerError
-from worker.llama.pooled import AS_IT_IS, PooledContext
+from worker.llama.pooled import UNSCALED, PooledContext
 from worker.llama.reasoning import PROMPT_END_TOKENS
 from worker.llama.sampler import Sampler
 from worker.observability.logs import get_logger
@@ -159,7 +159,7 @@ class Intake:
             case Rank(query, documents, field=field):
                 items = placed(field, documents)
                 texts = (self._prompts.pair(query, text, at) for at, text in items)
-                self._pool(request_id, work, texts, AS_IT_IS)
+                self._pool(request_id, work, texts, UNSCALED)
             case Tokenize():
                 self._end(Answered(request_id, self._prompts.tokenized(work)))
             case Detokenize(tokens):

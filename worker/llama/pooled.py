@@ -14,7 +14,7 @@ from worker.llama.context import Context
 from worker.llama.draw import NotANumber
 from worker.wire.adapters import Applied
 
-AS_IT_IS = -1
+UNSCALED = -1
 """The norm with which a vector is not scaled."""
 LARGEST = 32760.0
 """Norm 0 scales the largest absolute value of a vector to this."""
@@ -78,7 +78,7 @@ class PooledContext:
 def scaled(vector: Vector, norm: int) -> bytes:
     """A vector scaled by its norm as by llama.cpp's `embd_normalize` (see `work.Embed`), in 32-bit
     floats."""
-    if norm == AS_IT_IS:
+    if norm == UNSCALED:
         return vector.tobytes()
     sizes = abs(vector.astype("f8"))
     length = (sizes**norm).sum() ** (1 / norm) if norm else sizes.max() / LARGEST
