@@ -24,7 +24,7 @@ from worker.wire.engine_info import Residency
 
 def planned(given: Given, budget: CpuBudget | None = None, adapters: Sequence[Path] = ()) -> Plan:
     header, selected = read_header(given.model_path), select_device(given.settings)
-    asked = memory.Asked(
+    asked = memory.PlanRequest(
         header,
         given.settings,
         selected.devices,

@@ -153,7 +153,9 @@ def test_vulkan_has_room_to_unpack_quantised_cells(
     def margin(registry: str, **changes: Any) -> int:
         settings, budget = replace(given.settings, **changes), cpu_budget(1)
         devices = (replace(device, registry=registry),)
-        return memory.plan(memory.Asked(header, settings, devices, budget, "model")).parts["margin"]
+        return memory.plan(memory.PlanRequest(header, settings, devices, budget, "model")).parts[
+            "margin"
+        ]
 
     width = SHAPES[shape].embedding * SHAPES[shape].kv_heads // SHAPES[shape].heads
     more = margin("Vulkan") - margin("RPC")

@@ -124,7 +124,7 @@ def planned(
     chosen = {"snapshot_mib": 0, "backend": "cuda" if devices else "cpu"} | chosen
     budget = CpuBudget(1, "", None, host)
     settings = EngineSettings(**chosen)
-    asked = memory.Asked(header, settings, devices, budget, "the model", **beside or {})
+    asked = memory.PlanRequest(header, settings, devices, budget, "the model", **beside or {})
     return memory.plan(asked)
 
 

@@ -58,7 +58,7 @@ bytes."""
 _SNAPSHOT_BYTES = 256 * _MIB
 """The least for saved states if the model's memory is recurrent or windowed."""
 _HEAD = ".nextn.eh_proj.weight"
-"""How the name of a tensor ends that each layer for multi-token prediction has."""
+"""The end of the name of a tensor that every layer for multi-token prediction has."""
 _POSITIONS = "position_embd.weight"
 """The tensor with a row for each position that the model knows. llama.cpp ends the process if it
 looks up a position beyond them."""
@@ -68,7 +68,7 @@ _MOST_CELLS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PlanRequest:
     """What to plan for: a model, what is loaded beside it, and where."""
 
     header: GgufHeader
@@ -84,7 +84,7 @@ class Asked:
     """What turns pictures and sounds into embeddings."""
 
 
-def plan(asked: Asked) -> Plan:
+def plan(request: PlanRequest) -> Plan:
     """Plan the model's memory and its context length.
 
     Raises:
@@ -93,7 +93,7 @@ def plan(asked: Asked) -> Plan:
         ConfigError: the model cannot run with these settings.
         ModelError: llama.cpp refuses the file.
     """
-    with closing(_Planner(asked)) as planner:
+    with closing(_Planner(request)) as planner:
         return planner.plan()
 
 
@@ -105,18 +105,20 @@ def plan_start(load: LoadModel, header: GgufHeader, devices: Devices, budget: Cp
         for each in (load.draft, load.projector)
     )
     return plan(
-        Asked(header, load.engine, devices, budget, load.model_ref, adapters, draft, projector)
+        PlanRequest(
+            header, load.engine, devices, budget, load.model_ref, adapters, draft, projector
+        )
     )
 
 
 class _Planner:
-    def __init__(self, asked: Asked) -> None:
-        header, settings, devices = asked.header, asked.settings, asked.devices
+    def __init__(self, request: PlanRequest) -> None:
+        header, settings, devices = request.header, request.settings, request.devices
         self._embeds = header.pooling is not None
         if self._embeds:  # all texts of a decode share the cells of one
             settings = replace(settings, slots=1, kv_unified=None)
         self._settings = settings
-        self._devices, self._budget, self._model_ref = devices, asked.budget, asked.model_ref
+        self._devices, self._budget, self._model_ref = devices, request.budget, request.model_ref
         self._learns_positions = any(each.name == _POSITIONS for each in header.tensors)
         self._lengths_differ = header.lengths_differ
         self._names = [device.name for device in devices] or ["CPU"]
@@ -138,20 +140,20 @@ class _Planner:
             raise wrong_value("speculate", settings.speculate, why)
         self._model = Unloaded(header, devices, self._layers, mtp=self._has_head)
         layers = self._layers or (1,)
-        added_bytes = sum(adapter.size_bytes for adapter in asked.adapters)
+        added_bytes = sum(adapter.size_bytes for adapter in request.adapters)
         self._adapted_bytes = max(
-            (_adapted_bytes(each, header) for each in asked.adapters), default=0
+            (_adapted_bytes(each, header) for each in request.adapters), default=0
         )
         if settings.control_vector:
             added_bytes += _FLOAT_BYTES * (header.embedding_length or 0) * (header.block_count or 0)
         adapter = [added_bytes * n // sum(layers) for n in layers]
         self._weight_bytes = tuple(map(sum, zip(self._model.weight_bytes, adapter, strict=True)))
         self._draft: Unloaded | None = None
-        if asked.draft is not None and not self._embeds:
-            with library.working_on(f"the draft model {str(asked.draft.path)!r}"):
-                self._draft = Unloaded(asked.draft, devices[:1], role="draft model")
-        self._draft_bytes = cache(self._of_draft if self._draft is not None else self._of_head)
-        self._projector = asked.projector if not self._embeds else None
+        if request.draft is not None and not self._embeds:
+            with library.working_on(f"the draft model {str(request.draft.path)!r}"):
+                self._draft = Unloaded(request.draft, devices[:1], role="draft model")
+        self._draft_bytes = cache(self._size_draft if self._draft is not None else self._size_head)
+        self._projector = request.projector if not self._embeds else None
         self._layout = cache(self._lay_out)
         self._most_cells = self._addressable_cells()
 
@@ -169,13 +171,13 @@ class _Planner:
         if cells is None and (length is not None or self._embeds):  # tokens for each slot
             wanted = length or self._model.trained_context_length
             slots = self._settings.slots
-            plan = self._fitted(wanted, lambda n: self._at(n, slots), length is not None)
+            plan = self._fitted(wanted, lambda n: self._plan_at(n, slots), length is not None)
         else:  # cells for all slots together
             wanted = cells or self._default_cells()
             plan = self._fitted(
-                wanted, lambda n: self._with(self._shared_out(n)), cells is not None
+                wanted, lambda n: self._plan_with(self._shared_out(n)), cells is not None
             )
-        return _divided(self._with_states(self._with_host_room(plan)))
+        return _with_divisions(self._with_states(self._with_host_room(plan)))
 
     def _fitted(self, wanted: int, plan_of: Callable[[int], Plan], is_chosen: bool) -> Plan:
         """The plan for `wanted`; if that is a default and does not fit, the largest that fits."""
@@ -204,7 +206,7 @@ class _Planner:
             found = max(found, most_cells(least, lambda plan: plan.fits))
         if not found:
             shortest = min(CELLS_STEP, self._model.trained_context_length)
-            raise self._too_large(self._at(shortest, self._settings.slots))
+            raise self._too_large(self._plan_at(shortest, self._settings.slots))
         return replace(plan_of(found), capped=True)
 
     def _default_cells(self) -> int:
@@ -283,10 +285,11 @@ class _Planner:
         [share] = plan.shares
         return replace(plan, shares=(replace(share, parts=parts),))
 
-    def _at(self, context_length: int, slots: int) -> Plan:
-        return self._with(a_part_each(replace(self._settings, slots=slots), context_length), slots)
+    def _plan_at(self, context_length: int, slots: int) -> Plan:
+        settings = replace(self._settings, slots=slots)
+        return self._plan_with(a_part_each(settings, context_length), slots)
 
-    def _with(self, kv: KvCache, slots: int | None = None) -> Plan:
+    def _plan_with(self, kv: KvCache, slots: int | None = None) -> Plan:
         slots = slots or self._settings.slots
         cells = kv.context_length if self._embeds else kv.cells
         layout = self._layout(cells, slots, kv.unified)
@@ -370,7 +373,7 @@ class _Planner:
         of_element = max(n_bytes / elements for _, elements, n_bytes in types)
         return round(2 * 2 * layout.largest_kv / of_element)
 
-    def _of_head(self, context_length: int) -> tuple[tuple[int, ...], int]:
+    def _size_head(self, context_length: int) -> tuple[tuple[int, ...], int]:
         """Bytes that the layers for multi-token prediction take beside their weights, on each
         device and on the host."""
         options = head_options(self._settings, context_length, threads=1)
@@ -379,7 +382,7 @@ class _Planner:
         on_devices = tuple(map(sum, zip(layout.kv, layout.compute, strict=True)))
         return on_devices, layout.host_compute + layout.output + states
 
-    def _of_draft(self, context_length: int) -> tuple[tuple[int, ...], int]:
+    def _size_draft(self, context_length: int) -> tuple[tuple[int, ...], int]:
         """Bytes of the draft model on the first device and on the host.
 
         Raises:
@@ -411,7 +414,7 @@ class _Planner:
             adapted = self._adapted_bytes * min(options.n_ubatch, options.n_ctx)
             return replace(layout, compute=tuple(n + adapted for n in layout.compute))
         # llama.cpp keeps a record of every cell even without allocating it, so a far too large
-        # cache would take minutes to lay out, and it ends the process where a device cannot address
+        # cache would take minutes to lay out, and it ends the process if a device cannot address
         # the cells. Beyond this size, all parts grow evenly.
         unit = CELLS_STEP if unified else CELLS_STEP * slots
         nearer = max(exact // 2 // unit, 1) * unit
@@ -463,7 +466,7 @@ class _Planner:
         available = plan.available_bytes
         if plan.needed_bytes <= available * _AUTOMATIC_SHARE:
             return True  # whatever the rest takes, so the smallest context is not laid out
-        smallest = self._at(CELLS_STEP, self._settings.slots)
+        smallest = self._plan_at(CELLS_STEP, self._settings.slots)
         fixed = smallest.needed_bytes - smallest.parts["kv"]
         share = fixed + (available - fixed) * _AUTOMATIC_SHARE if fixed <= available else available
         return plan.needed_bytes <= share
@@ -473,11 +476,11 @@ class _Planner:
         most = max(trained, plan.context_length)
         length = CELLS_STEP * largest(
             min(most, self._most_cells // plan.slots) // CELLS_STEP,
-            lambda n: self._at(n * CELLS_STEP, plan.slots).fits,
+            lambda n: self._plan_at(n * CELLS_STEP, plan.slots).fits,
         )
         slots = largest(
             min(plan.slots - 1, self._most_cells // plan.context_length),
-            lambda n: self._at(plan.context_length, n).fits,
+            lambda n: self._plan_at(plan.context_length, n).fits,
         )
         return replace(plan, largest_context_length=length, largest_slots=slots).refusal()
 
@@ -494,7 +497,7 @@ def _adapted_bytes(adapter: GgufHeader, base: GgufHeader) -> int:
     return _FLOAT_BYTES * max(rows, default=0)
 
 
-def _divided(plan: Plan) -> Plan:
+def _with_divisions(plan: Plan) -> Plan:
     """Name the parts of the plan's pool in its reason. There are none if memory cannot hold what is
     in the longest while the cells are divided anew; what else finds no room is computed again."""
     if not plan.kv_divisions:
