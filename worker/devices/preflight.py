@@ -26,7 +26,7 @@ from worker.wire.messages import LoadModel
 
 CHILD: Sequence[str] = (sys.executable, "-m", "worker.devices.preflight_child")
 SECONDS = 60.0
-"""A driver that takes this long hangs, even on a busy machine."""
+"""The default patience with the child, enough for a sound driver on a busy machine."""
 Step = Literal["library", "device", "trial", "plan"]
 _DOING: dict[Step, str] = {
     "library": "while it was loaded",
@@ -60,7 +60,7 @@ class ListedDevice(msgspec.Struct, frozen=True):
 
 
 class Library(msgspec.Struct, frozen=True):
-    """The wheel, and what it finds."""
+    """The wheel, and the devices that it finds."""
 
     versions: dict[str, str]
     build: dict[str, Any]
@@ -78,7 +78,7 @@ class ChosenDevice(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Trial(msgspec.Struct, frozen=True):
-    """The small model has computed, confined like an engine."""
+    """A run of the small model, confined like an engine."""
 
     device: str
     resident: bool
@@ -153,11 +153,12 @@ def room_bytes(settings: EngineSettings) -> int:
 
 
 def _death(code: int | None, errors: bytes, doing: str, seconds: float) -> BackendMismatch:
-    """The error for a child that ended with this exit code, or that did not end: `None`."""
+    """The error for a child with this exit code; `None` if it did not end in time."""
     if code is None:
         return BackendMismatch(
             f"The native library did not answer within {seconds:g} seconds ({doing}); "
-            "a driver may hang, or compile for the first time: --stall-timeout gives it more time."
+            "a driver may hang, or compile for the first time: doctor waits longer with "
+            "--stall-timeout."
         )
     if code == -signal.SIGILL:
         return BackendMismatch(

@@ -124,8 +124,8 @@ def hide_other_cards(settings: EngineSettings) -> tuple[int, ...]:
     """Make the chosen cards the only visible ones, before the driver starts, and return the indices
     that they have from then on.
 
-    CUDA's driver initialises every visible card, and a broken one ends the process; its indices
-    become those of `nvidia-smi`. ggml's Vulkan shows software devices only if they are named.
+    CUDA's driver touches every visible card, and a broken one ends the process; its indices become
+    those of `nvidia-smi`. ggml's Vulkan shows software devices only if they are named.
     """
     indices, backend = settings.device_indices, BACKENDS[settings.backend]
     if settings.backend == "cuda":

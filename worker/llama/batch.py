@@ -120,7 +120,7 @@ class Batch:
         return end - 1
 
     def want_all_logits(self) -> None:
-        """Request an output at every row, as pooled embeddings and comparisons need it."""
+        """Request an output at every row, which pooled embeddings and comparisons need."""
         self._logits[: self.n_rows] = b"\1" * self.n_rows
 
 

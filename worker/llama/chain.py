@@ -293,7 +293,7 @@ class Adaptive:
         return share + self._decay * total, 1 + self._decay * count
 
 
-Last = Plain | Mirostat | Adaptive
+End = Plain | Mirostat | Adaptive
 """The end of a chain."""
 
 
@@ -406,7 +406,7 @@ class Chain:
         return share(at), top
 
 
-def _path(sampling: Sampling, changes: Mapping[str, Step], n_vocab: int) -> tuple[list[Step], Last]:
+def _path(sampling: Sampling, changes: Mapping[str, Step], n_vocab: int) -> tuple[list[Step], End]:
     """The steps in the request's order, without those that are off, and the end."""
     names = ("temperature",) if sampling.mirostat else sampling.samplers
     made = [_step(name, sampling, changes) for name in ("bias", *names)]

@@ -176,7 +176,7 @@ class Context:
     def steer(self, directions: npt.NDArray[np.float32] | None) -> None:
         """Compute with this control vector, (layers - 1, n_embd), or with none, from now on.
 
-        Raises `VramOom` if llama.cpp cannot allocate them.
+        Raises `VramOom` if llama.cpp cannot allocate it.
         """
         flat = self._flat
         if directions is None:

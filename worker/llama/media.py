@@ -45,10 +45,7 @@ Piece = tuple[int, ...] | MediaChunk
 
 
 class Projector:
-    """
-    Raises:
-        ModelError: libmtmd refuses the file, or it does not go with the model.
-    """
+    """Raises `ModelError` if libmtmd refuses the file, or it does not go with the model."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""A loaded GGUF: its weights on one device, its vocabulary and its metadata.
+"""A loaded GGUF: its weights on their device or devices, its vocabulary and its metadata.
 
 Belongs to the engine process. The vocabulary functions are thread-safe, as they only read. Only the
 owner loads and closes the model.

@@ -48,7 +48,7 @@ class Bias:
         self._forbids = bool(np.isneginf(self._added).any())
 
     def __call__(self, kept: Kept) -> Kept:
-        """Raises `InvalidRequest`, as a retry cannot help, if no token is left."""
+        """Raises `InvalidRequest` if no token is left, which a retry cannot change."""
         assert kept.ids is None, "bias is the first step"
         changed = self._undo.change(kept, self._ids, kept.logits[self._ids] + self._added)
         if self._forbids and changed.logits.max() == -np.inf:

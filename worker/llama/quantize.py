@@ -108,7 +108,7 @@ def _quantize(source: Path, target: Path, file_type: int, threads: int, importan
     if result != 0:
         last = next((line for line in reversed(lines) if "error" in line or "fail" in line), "")
         reason = last.rpartition("failed to quantize: ")[2].strip()
-        if "iostream error" in reason:  # all that a full disk is reported as
+        if "iostream error" in reason:  # all that llama.cpp reports for a full disk
             free = shutil.disk_usage(target.parent).free
             reason = f"a file cannot be read or written, {target.parent} has {free:,} bytes free"
         raise ModelError(f"llama.cpp cannot quantise {source.name}: {reason}")

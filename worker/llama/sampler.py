@@ -252,7 +252,7 @@ class Sampler:
         """Advance constraint, penalties and random numbers past tokens that another engine drew.
         `learned` is the state of that engine's `chain.last` after them."""
         for token in tokens:
-            self._next_given()  # finds out what is forced
+            self._next_given()  # asks the constraint what it forces
             self._take(token)
         if learned:
             self.chain.last.state = learned

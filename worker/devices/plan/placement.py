@@ -197,11 +197,11 @@ def _place_on_cpu(header: GgufHeader, meta: _Meta) -> Weights:
 
 
 def _is_output_too(tensor: TensorEntry, header: GgufHeader) -> bool:
-    """Whether it is the input embedding, and also serves as the output layer (if there is one)."""
+    """Whether it is the input embedding and also the output layer's, which encoders lack."""
     if tensor.name != "token_embd.weight":
         return False
     names = {tensor.name for tensor in header.tensors}
-    # Encoders have no output layer. LFM2 names its output norm like the norm after their embedding.
+    # LFM2 names its output norm like the norm that encoders have after their embedding.
     has_output = "output_norm.weight" in names or header.architecture.startswith("lfm2")
     return has_output and "output.weight" not in names
 

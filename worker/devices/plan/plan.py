@@ -180,7 +180,7 @@ def memory_map(share: Share) -> list[str]:
 
 
 def _bar(begin: float, share: float) -> str:
-    """A bar, with begin and length as shares of the whole; it is never too short to be seen."""
+    """A bar, with start and length as shares of the whole; it is never too short to be seen."""
     first = round(begin * _BAR_WIDTH)
     n_cells = round((begin + share) * _BAR_WIDTH) - first
     if n_cells:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from worker.models.gguf.header import GgufHeader
 
 EMBEDDINGS_BYTES = 64 << 20
-"""Embeddings of pictures and sounds that are kept on the host for later requests."""
+"""Host memory for embeddings of pictures and sounds, which later requests use again."""
 _LEAST_COMPUTE = 16 << 20
 _POSITIONS = 1500
 """The positions of thirty seconds of sound in encoders like Whisper's."""

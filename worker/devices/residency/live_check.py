@@ -57,8 +57,9 @@ def _check_card(card: Card, residency: Residency) -> None:
 def watch(selected: Selected, residency: Residency) -> Residency:
     """Record, right after the load, what can be checked later.
 
-    NVIDIA's library lists no processes in a MIG instance or without permission: then the device's
-    memory is watched. Without `VK_EXT_memory_budget`, Vulkan's is always free: then its presence.
+    NVIDIA's library lists no processes in a MIG instance or without permission: then the memory in
+    use on the device is watched. A Vulkan driver without `VK_EXT_memory_budget` reports none in
+    use: then only the device's presence is.
     """
     pids = holders(selected, residency)
     listed = (os.getpid() in nvidia.processes(card.pci_id) for card in selected.cards)
