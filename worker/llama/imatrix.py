@@ -68,6 +68,8 @@ def _read_legacy(data: bytes) -> Importance:
         position += 4 + length
         n_calls, n_values = struct.unpack_from("<ii", data, position)
         position += 8
+        if n_values < 0:  # NumPy would read all that is left
+            raise ValueError("not a count")
         values = np.frombuffer(data, dtype=np.float32, count=n_values, offset=position)
         position += 4 * n_values
         found[name] = values / np.float32(max(n_calls, 1))

@@ -90,8 +90,13 @@ def test_importance_changes_what_is_kept(tmp_path: Path) -> None:
 
 def test_what_is_no_importance_matrix_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("this is no matrix at all")
-    with pytest.raises(ModelError, match="not an importance matrix"):
-        imatrix.read(tmp_path / "text")
+    legacy_matrix(tmp_path / "damaged", {"a": np.ones(3, np.float32)})
+    with (tmp_path / "damaged").open("r+b") as file:
+        file.seek(-16, io.SEEK_END)
+        file.write(struct.pack("<i", -1))  # the number of values
+    for name in ("text", "damaged"):
+        with pytest.raises(ModelError, match="not an importance matrix"):
+            imatrix.read(tmp_path / name)
 
 
 class Terminal(io.StringIO):
