@@ -48,11 +48,11 @@ _REFUSED = {
     "kasa_config": "singular values of its own, and a base without its smallest ones",
 }
 _OF_ANOTHER_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
-"""Ways to begin (`init_lora_weights`) that take a part out of the base's weights first."""
+"""Initialisations (`init_lora_weights`) that first take a part out of the base's weights."""
 Matrix = npt.NDArray[np.float32]
 Pair = tuple[str, Matrix, Matrix]
-"""A weight of the base model, and its change `b @ a`, times alpha / rank: a of the shape (rank,
-inputs), b of (outputs, rank)."""
+"""The name of a base model's weight, then a (rank, inputs) and b (outputs, rank) of its change
+`b @ a * alpha / rank`."""
 
 
 def convert_adapter(folder: Path, base: GgufHeader, target: Path, *, overwrite: bool = True) -> int:
@@ -174,8 +174,8 @@ def _placed(module: str, a: Matrix, b: Matrix, base: GgufHeader, path: Path) -> 
 
 
 def _rules(module: str, base: GgufHeader, there: Set[str], path: Path) -> list[tuple[Into, str]]:
-    """What becomes of the module's weight, with names in the GGUF: by the first family whose names
-    are `there`, as several may have one architecture."""
+    """The rules for the module's weight, with the names in the GGUF. Several families may have the
+    same architecture: the first whose names are all in `there` is used."""
     at, found = Place.of(f"{module}.weight"), []
     for family in FAMILIES:
         rules = family.becomes(at.form) if family.architecture == base.architecture else None

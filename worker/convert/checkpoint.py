@@ -1,8 +1,8 @@
 """A SafeTensors checkpoint on disk: its JSON files, its shards and the bytes of its tensors.
 
-Opening a checkpoint reads and checks the headers only. Tensor bytes are read by position into a
-buffer, from any thread. Nothing is memory-mapped: a file that shrinks while it is read gives an
-error message instead of a signal.
+Opening a checkpoint reads and checks the headers; of quantised weights, it also reads the small
+tensors that describe them. Tensor bytes are read by position into a buffer, from any thread.
+Nothing is memory-mapped: a file that shrinks while it is read raises an error, not SIGBUS.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ READABLE: Mapping[str, str] = {"BF16": "<u2", "F16": "<f2", "F32": "<f4"}
 _RAW = "u1"
 """Tensors of any other type are read as bytes."""
 _TILE_BYTES, _N_TILES = 8 << 20, 8
-"""Of rows of a tensor that is turned around: each takes its bytes from all over the tensor."""
+"""Size and number of cached tiles: row ranges of transposed tensors, gathered from whole files."""
 
 
 @dataclass(slots=True)
@@ -46,11 +46,11 @@ class Checkpoint:
     config: dict[str, Any]
     tensors: dict[str, TensorInfo]
     _scaled: dict[str, Scaled] = field(default_factory=dict)
-    """By name, tensors that several stored ones make."""
+    """By name, tensors that are computed from several stored ones."""
     idle: set[str] = field(default_factory=set)
-    """Biases of zeros, which the model may not have."""
+    """Names of all-zero biases, which the model may not have."""
     _tiles: OrderedDict[tuple[str, int], npt.NDArray[Any]] = field(default_factory=OrderedDict)
-    """By name and first row, those used last."""
+    """The most recently used, by tensor name and first row."""
     _tiling: threading.Lock = field(default_factory=threading.Lock)
     _files: dict[Path, int] = field(default_factory=dict)
     _json: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -77,12 +77,12 @@ class Checkpoint:
         return checkpoint
 
     def lossless_type(self) -> TensorType:
-        """The type that holds every value of the matrices."""
+        """A type that holds every value of all matrices."""
         types = {i.dtype for i in self.tensors.values() if len(i.shape) > 1 and i.dtype in READABLE}
         return types.pop() if types in ({"BF16"}, {"F16"}) else "F32"
 
     def read_rows(self, info: TensorInfo, first: int, count: int) -> npt.NDArray[Any]:
-        """Rows of a tensor as stored (BF16 as `uint16`), or made of several as float32."""
+        """Rows of a tensor: as stored (BF16 as `uint16`), or as float32 if several make it up."""
         if (made := self._scaled.get(info.name)) is not None:
             return made.read_rows(self._stored_rows, first, count)
         return self._stored_rows(info, first, count)
@@ -111,7 +111,7 @@ class Checkpoint:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _tile(self, info: TensorInfo, start: int, count: int) -> npt.NDArray[Any]:
-        """Columns of what is stored, as rows."""
+        """Columns of the stored tensor, as rows."""
         key = info.name, start
         with self._tiling:
             if (tile := self._tiles.get(key)) is None:
@@ -128,7 +128,7 @@ class Checkpoint:
             return tile
 
     def read(self, info: TensorInfo, part: int = 0, n_parts: int = 0) -> npt.NDArray[Any]:
-        """A tensor in its own shape, or number `part` of the `n_parts` of its first axis."""
+        """A tensor in its own shape, or member `part` of the `n_parts` along its first axis."""
         n_rows = info.n_rows // (n_parts or 1)
         shape = info.shape[1:] if n_parts else info.shape
         return self.read_rows(info, part * n_rows, n_rows).reshape(shape)
@@ -158,7 +158,7 @@ class Checkpoint:
 
     def forget_json(self) -> None:
         """Drop the JSON files read so far: a large tokenizer.json takes more memory than the
-        weights."""
+        conversion of the weights."""
         self._json.clear()
 
 
@@ -166,14 +166,14 @@ def _check_index(folder: Path, tensors: Mapping[str, TensorInfo]) -> None:
     index = folder / INDEX
     shards = weight_map(index) if index.is_file() else {}
     if {info.path.name for info in tensors.values()}.isdisjoint(shards.values()):
-        return  # There is none, or it is left from other weights, which `weight_files` passes over.
+        return  # There is no index, or it is a leftover that `weight_files` ignores.
     for name, shard in shards.items():
         if name not in tensors or tensors[name].path.name != shard:
             raise ModelError(f"{index} places tensor {name} in {shard}, which does not hold it")
 
 
 def read_bytes(file: int, size: int, position: int) -> npt.NDArray[np.uint8]:
-    """Bytes of an open file; fewer if it ends before. Thread-safe."""
+    """Bytes of an open file; fewer if it ends early. Thread-safe."""
     out, done = np.empty(size, dtype=np.uint8), 0
     while done < size and (count := os.preadv(file, [out.data[done:]], position + done)):
         done += count

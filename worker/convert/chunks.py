@@ -26,14 +26,14 @@ from worker.convert.tensor_plan import OutputTensor, RowSpan
 
 CHUNK_ELEMENTS = 1 << 18
 _LARGE_BYTES = 16 << 20
-"""Of a chunk that is a whole tensor, because its rows are computed at once."""
+"""Larger chunks are processed one at a time: those whose rows are all computed at once."""
 
 _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1
 
 
 @dataclass(frozen=True, slots=True)
 class RowChunk:
-    """Rows of one piece, and the place of their bytes in the output."""
+    """Rows of one piece, and where their bytes are in the output."""
 
     tensor: OutputTensor
     piece: RowSpan
@@ -43,8 +43,8 @@ class RowChunk:
     size_bytes: int
 
     def parts(self, checkpoint: Checkpoint) -> Iterator[tuple[npt.NDArray[Any], int, int]]:
-        """What the source's values become, in a stored type or as float32: a few rows at a time,
-        with the place and the number of their bytes."""
+        """Yield the values to write, in a stored type or as float32: a few rows at a time, with the
+        offset and number of their bytes."""
         values = self.piece.read(checkpoint, self.first_row, self.n_rows)
         row_bytes = self.size_bytes // self.n_rows
         step = max(1, CHUNK_ELEMENTS // self.tensor.row_length)
@@ -78,7 +78,7 @@ def _rows_at_once(piece: RowSpan, row_length: int) -> int:
 
 
 Work = Callable[[OutputTensor, npt.NDArray[Any], int, int], None]
-"""Gets rows of a tensor's values, and the place and number of their bytes in the output."""
+"""Gets rows of a tensor's values, and the offset and number of their bytes in the output."""
 
 
 def run(
@@ -88,8 +88,8 @@ def run(
     on_done: Callable[[int, int], None],
     n_threads: int | None = None,
 ) -> None:
-    """Call `work` on all values of the tensors; `on_done` gets the bytes done so far and those of
-    all, on the calling thread.
+    """Call `work` on all values of the tensors; `on_done` gets the number of bytes done and the
+    total, on the calling thread.
 
     The default is one thread more than there are processors, as some always wait for the disk. The
     first exception stops all threads and is raised here.

@@ -9,16 +9,16 @@ from typing import Any
 from worker.errors import ModelError
 
 MOST = 1e30
-"""Numbers of a configuration must be below it: a GGUF has them as float32."""
+"""Numbers of a configuration must be below this: a GGUF stores them as float32."""
 
 _CONTEXT = "max_position_embeddings"
 TRAINED = "original_max_position_embeddings"
-"""Of a rotation, the context in training. As with transformers, the one beside the rotation goes
-before its own, and where there is none it is the whole context."""
+"""The context length in training, for a rope scaling. As in transformers, the value beside the rope
+settings overrides that within them, and the default is the whole context."""
 
 
 def _of_layers(value: Any) -> Any:
-    """What a list has for each layer, if that is the same for all."""
+    """The value that a list repeats for every layer; any other value unchanged."""
     is_one = isinstance(value, list) and len(value) > 1 and value.count(value[0]) == len(value)
     return value[0] if is_one else value
 
@@ -44,7 +44,7 @@ class Config:
         return self.values.get(key) is not None
 
     def changed(self, **values: object) -> Config:
-        """With these values, whatever is there."""
+        """A copy with these values."""
         return Config({**self.values, **values}, self.name)
 
     def integer(self, *keys: str, default: int | None = None) -> int:
@@ -62,7 +62,7 @@ class Config:
         )
 
     def count(self, key: str) -> int:
-        """A number that is 0 where the configuration has none."""
+        """An integer; 0 if the key is absent."""
         return self.integer(key) if self.values.get(key) else 0
 
     def flag(self, key: str, default: bool = False) -> bool:
@@ -97,7 +97,7 @@ class Config:
         return value
 
     def rope(self, layers: str = "full_attention", default_theta: float = 10000.0) -> Rope:
-        """The rotary parameters; `layers` picks a section where the configuration has several."""
+        """The rotary parameters; `layers` picks a section if the configuration has several."""
         params, scaling = self.section("rope_parameters"), self.section("rope_scaling")
         if params.has(layers):
             params = params.section(layers)

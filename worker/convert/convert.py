@@ -29,14 +29,14 @@ def convert(
     *,
     overwrite: bool = True,
 ) -> dict[str, Any]:
-    """Write `destination` from the checkpoint in the folder `source`; without `overwrite`, no
-    file that is there at the end is replaced.
+    """Write `destination` from the checkpoint in the folder `source`; without `overwrite`, a file
+    that exists by then is kept, and the conversion fails.
 
-    Returns what there is to say about the file. Raises `ModelError` and leaves nothing behind.
+    Returns a summary of the file. Raises `ModelError` and leaves nothing behind.
     """
     began = time.monotonic()
     report.step("check", 0, 1)
-    # It has a processor to itself while tokens are compared.
+    # Hashing has a processor to itself while token ids are compared.
     hashing = in_daemon_thread(partial(manifest.digest, source))
     options = replace(options, scratch=destination.parent)
     with closing(prepare_checked(source, options)) as conversion:

@@ -1,4 +1,4 @@
-"""Numbers of a few bits, and scales, as quantisers store them: some rows at a time, as float32."""
+"""Computes float32 rows from numbers of a few bits and their scales, as quantisers store them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from worker.convert.quantize import to_float32
 from worker.convert.safetensors import TensorInfo
 
 Read = Callable[[TensorInfo, int, int], npt.NDArray[Any]]
-"""Gives rows of a tensor as they are stored: so many from one on."""
+"""Reads rows of a tensor as stored: (tensor, first row, number of rows)."""
 Values = npt.NDArray[np.float32]
 _FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 FP4 = np.concatenate([_FP4, -_FP4])
@@ -23,16 +23,16 @@ FP4 = np.concatenate([_FP4, -_FP4])
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Numbers of so many bits in turn, the first in the lowest bits: those of a row in its bytes,
-    or those of successive rows in I32s."""
+    """How numbers of `n_bits` bits are packed, the first in the lowest bits: the numbers of a row
+    into its bytes, or those of successive rows into I32s."""
 
     n_bits: int
     is_down: bool = False
-    """Numbers of successive rows."""
+    """Numbers of successive rows are packed together."""
     places: tuple[int, ...] = ()
-    """Of the numbers in an I32 or a byte, if they are not in turn."""
+    """The positions of the numbers within an I32 or a byte, if they are not in order."""
     is_one_less: bool = False
-    """Each is stored less 1, as the numbers for zero in GPTQ's first format."""
+    """Each is stored minus 1, as zero points are in GPTQ's first format."""
 
     @property
     def unit(self) -> tuple[int, int]:
@@ -51,7 +51,7 @@ class Packing:
             words, axis = stored.reshape(len(stored), -1, n_words), 2
         if (
             self.is_one_less and is_even
-        ):  # GPTQ took it from whole words, so a 0 borrowed from its neighbour.
+        ):  # GPTQ subtracted from whole words, so a 0 borrowed from its neighbour.
             words = words + np.uint32(0xFFFFFFFF // mask)
         out = np.empty((*words.shape[:axis], n, *words.shape[axis + 1 :]), np.uint8)
         words, numbers = np.moveaxis(words, axis, 0), np.moveaxis(out, axis, 0)
@@ -70,17 +70,17 @@ class Packing:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Numbers that each belong to so many rows and columns of a weight."""
+    """A tensor of numbers, each of which belongs to `rows` by `columns` values of a weight."""
 
     info: TensorInfo
     rows: int = 1
     columns: int = 1
     packing: Packing | None = None
     table: Values | None = None
-    """What the numbers stand for; without it, the middle one of packed ones stands for zero."""
+    """The value of each number. Without it, packed numbers count from the middle of their range."""
 
     def of_rows(self, read: Read, first: int, count: int) -> Values:
-        """Those of some rows of the weight, in a row each."""
+        """The numbers for `count` rows of the weight from `first` on, one row for each."""
         blocks = (first + np.arange(count)) // self.rows
         n, words = self.packing.unit if self.packing and self.packing.is_down else (1, 1)
         start, end = int(blocks[0]) // n, int(blocks[-1]) // n + 1
@@ -102,29 +102,29 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class Scaled:
-    """What a weight is made of."""
+    """A weight as (numbers - zero) * scale + least, each part read from a grid."""
 
     numbers: Grid
     width: int
-    """Of the rows; there may be more numbers in them."""
+    """Values per stored row; packing may have padded the row with more numbers."""
     row_length: int
-    """Of the weight; if it is another, the weight has the same values in rows of its own."""
+    """Values per row of the weight; if not `width`, the values are cut into rows anew."""
     scale: Grid
     whole: Grid | None = None
     """Scales of the scales."""
     plus: float = 0.0
-    """Is added to the scales."""
+    """Added to the scales."""
     zero: Grid | None = None
-    """The numbers that stand for zero."""
+    """Zero points."""
     least: Grid | None = None
-    """Are added to the products."""
+    """Added to the products, as MLX's biases are."""
     order: npt.NDArray[np.int32] | None = None
-    """For each column that of its scales, if these are not in turn."""
+    """For each column, the column of its scale, if these are not in order."""
     times: float = 1.0
-    """By which all is multiplied in the end."""
+    """Multiplies all values in the end."""
 
     def read_rows(self, read: Read, first: int, count: int) -> Values:
-        """Its values, of which none that is not finite will be written."""
+        """Rows of the weight; the writer refuses values that are not finite."""
         width = self.width
         if width == self.row_length:
             return self._rows(read, first, count)
@@ -153,7 +153,7 @@ class Scaled:
         return values
 
     def _spread(self, columns: Values) -> Values:
-        """Of each column of the weight, from those of its scales."""
+        """Expand values for columns of the scales to columns of the weight."""
         if self.order is not None:
             return columns.take(self.order, axis=1)
         return columns.repeat(self.scale.columns, axis=1)[:, : self.width]
@@ -161,7 +161,7 @@ class Scaled:
 
 @cache
 def e8m0() -> Values:
-    """Powers of two, by their exponents."""
+    """The value of each of the 256 E8M0 numbers: powers of two, and NaN."""
     return np.append(np.ldexp(np.float32(1), np.arange(255) - 127), np.float32(np.nan))
 
 

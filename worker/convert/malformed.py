@@ -1,4 +1,4 @@
-"""Turns whatever a checkpoint's files lead to into an error of one sentence and bounded length."""
+"""Turns any fault of a checkpoint's files into an error of one sentence and bounded length."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FAULTS = (
     *(KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError),
     *(re.error, struct.error),
 )
-"""What code raises that meets a value of an unexpected type."""
+"""What code raises when it meets a value of an unexpected type."""
 
 
 @contextmanager

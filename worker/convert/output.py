@@ -26,7 +26,7 @@ from worker.errors import ModelError, of_file
 
 _MAGIC = b"GGUF"
 _HEAD_BYTES = 1 << 20
-"""The digest's place is searched in so many bytes: far more than precede the vocabulary."""
+"""How far `patch` searches for its placeholder: well beyond the start of the vocabulary."""
 
 
 class OutputFile:
@@ -34,7 +34,7 @@ class OutputFile:
     file."""
 
     def __init__(self, path: Path, *, overwrite: bool = True) -> None:
-        """With `overwrite`, the file may take the name of another that is there at its end."""
+        """With `overwrite`, `commit` may replace an existing file."""
         self.path = path
         self._overwrite = overwrite
         self.partial = path.with_name(path.name + ".partial")
@@ -50,7 +50,7 @@ class OutputFile:
                 "and is no file; remove it, or name another file to write"
             )
         try:
-            # A link that came after that look is not followed: what it names is somebody else's.
+            # A symlink created since that check is not followed: its target is somebody else's.
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
             while (file := locked(self.partial, flags)) is None:
                 pass  # Another converter renamed or removed it in between.
@@ -73,7 +73,7 @@ class OutputFile:
         metadata: Metadata,
         tensors: Sequence[OutputTensor],
     ) -> list[OutputTensor]:
-        """Returns the tensors with their places."""
+        """Returns the tensors with their offsets."""
         placed = write_layout(self.partial, architecture, metadata, tensors)
         os.pwrite(self._file, bytes(len(_MAGIC)), 0)
         return placed
@@ -100,7 +100,7 @@ class OutputFile:
         with of_file(self.partial):
             os.pwrite(self._file, _MAGIC, 0)
             os.fsync(self._file)
-        if hasattr(os, "posix_fadvise"):  # What is read back is then what the disk has.
+        if hasattr(os, "posix_fadvise"):  # Verification then reads the disk, not the cache.
             os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def commit(self) -> None:
@@ -117,7 +117,7 @@ class OutputFile:
             with of_file(self.path.parent):
                 os.fsync(folder)
         except OSError as error:
-            if error.errno != errno.EINVAL:  # of file systems that sync no folder, as VirtualBox's
+            if error.errno != errno.EINVAL:  # a file system without fsync of folders (VirtualBox)
                 raise
         finally:
             os.close(folder)
@@ -129,7 +129,7 @@ def write_layout(
     metadata: Metadata,
     tensors: Sequence[OutputTensor] = (),
 ) -> list[OutputTensor]:
-    """Write a GGUF of the right length whose tensors are holes; returns them with their places."""
+    """Write a GGUF of the right length whose tensors are holes; returns them with their offsets."""
     # The package logs every tensor.
     logging.getLogger("gguf").setLevel(logging.ERROR)
     writer = gguf.GGUFWriter(None, architecture)

@@ -1,7 +1,7 @@
 """Compares the sizes in a configuration with what the checkpoint's files hold.
 
-A number in `config.json` costs nothing to write, and memory goes by the number of layers, of
-experts and of tokens. So they are compared with the tensors before anything is computed from them.
+A number in `config.json` costs nothing to write, but layers, experts and tokens cost memory. So
+such numbers are compared with the tensors before anything is computed from them.
 """
 
 from __future__ import annotations

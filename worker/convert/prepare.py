@@ -1,6 +1,7 @@
-"""Reads and checks everything but the weights: family, sizes, tensors, tokenizer.
+"""Plans a conversion and checks it: family, sizes, tensors, metadata, tokenizer.
 
-Runs on the converter's main thread, before any weight is read.
+Runs on the converter's main thread, before the output is written. The only weights read here are
+those to compare; llama.cpp's own converter, if it is needed, runs here, too.
 """
 
 from __future__ import annotations
@@ -49,9 +50,9 @@ class Options:
     """Importance matrix for the types that llama.cpp's quantiser makes."""
     n_threads: int | None = None
     scratch: Path | None = None
-    """Where llama.cpp's own converter may leave a file for as long as the conversion takes."""
+    """Folder for the temporary file of llama.cpp's own converter."""
     projector: bool = False
-    """Convert what maps pictures and sounds into the model, instead of the model."""
+    """Convert the projector of pictures and sounds instead of the model."""
 
     @property
     def format(self) -> OutputFormat:
@@ -70,7 +71,7 @@ class Conversion:
     notes: list[str] = field(default_factory=list)
     """Known differences between llama.cpp and the source's own framework."""
     vocabulary: Vocabulary | None = None
-    """If it is one that this package read."""
+    """`None` for a projector, and if llama.cpp's own converter read it."""
     scratch: Scratch | None = None
     """Where llama.cpp's own converter left its file."""
 
@@ -81,12 +82,12 @@ class Conversion:
 
 
 def prepare_checked(source: Path, options: Options) -> Conversion:
-    """Run `prepare`, and let llama.cpp load the result and give the source's own token ids; a known
-    difference becomes a note and an entry of the metadata.
+    """Run `prepare`, let llama.cpp load the planned model, and compare its token ids with the
+    source's. A known difference becomes a note and a metadata key. A projector is only prepared.
 
     Raises:
-        ModelError: as `prepare`, or llama.cpp refuses the result or gives other token ids.
-        ConfigError: llama.cpp has no pre-tokenizer of the name that the options give.
+        ModelError: as for `prepare`; llama.cpp refuses the model, or unexpected token ids differ.
+        ConfigError: `options.pre_tokenizer` is not a name that llama.cpp knows.
     """
     if options.projector:
         return prepare(source, options)
@@ -165,7 +166,7 @@ def _by_family(
     family_metadata.check(family, config, dims)
     turned = [t for name, t in checkpoint.tensors.items() if name.endswith(".conv1d.weight")]
     if any(len(t.shape) > 2 and t.shape[1] > t.shape[2] for t in turned):
-        # As MLX stores filters. It has added to norms beside them what others add to them later.
+        # MLX stores filters as (channels, kernel, 1), and has already added 1 to the norms.
         family = replace(family, norm_plus=0.0)
     pooling = read_pooling(checkpoint)
     if pooling is not None and family.head != "always":
@@ -194,12 +195,12 @@ def _by_family(
 
 
 def text_config(family: Family, whole: Config) -> Config:
-    """What describes the text model, with what its class has for absent keys."""
+    """The settings of the text model, with the defaults of its class for absent keys."""
     config = whole
     if config.has(family.section):  # A text model alone may have everything on one level.
         config = config.section(family.section)
         if whole.has(tie := "tie_word_embeddings"):
-            # Either may say that it ties its head, but a part that has its class's default.
+            # Either level ties the head, but not a section that only repeats its class's default.
             default = completed(config.changed(**{tie: None})).values.get(tie)
             is_told = config.values.get(tie, False) and not default
             config = config.changed(**{tie: whole.values[tie] or is_told})
@@ -209,8 +210,8 @@ def text_config(family: Family, whole: Config) -> Config:
 
 
 def _by_script(checkpoint: Checkpoint, options: Options) -> Conversion:
-    """By llama.cpp's own converter. A projector's tensors are copied as they are; a model's
-    vocabulary is ours where the tokenizer is of a known kind."""
+    """Let llama.cpp's own converter read the weights. A projector's tensors are copied unchanged.
+    A model's vocabulary is read by this package if its tokenizer is of a known kind."""
     scratch = Scratch(options.scratch)
     try:
         header = upstream.convert(
@@ -250,7 +251,7 @@ def _set_vocabulary(made: Conversion) -> None:
 def _add_vocabulary(
     made: Conversion, vocabulary: Vocabulary, *, embeds: bool, prompts: Mapping[str, str] = {}
 ) -> None:
-    """`prompts` are templates beside the checkpoint's own."""
+    """Add vocabulary, special tokens and chat templates; `prompts` are further templates."""
     made.metadata |= vocabulary.metadata()
     made.metadata |= special_tokens(made.checkpoint, vocabulary, embeds=embeds)
     tokenizer = made.checkpoint.json("tokenizer.json")
@@ -307,9 +308,9 @@ def _is_head(family: Family, name: str) -> bool:
 
 
 def _safe_name(name: str, vocabulary: Vocabulary | None) -> str:
-    """A model name from which llama.cpp draws the right conclusion.
+    """The model's name, changed if llama.cpp would infer the wrong tokenizer from it.
 
-    If the name contains "phi-3", llama.cpp lets special tokens take the spaces behind them, and
+    If the name contains "phi-3", llama.cpp lets special tokens absorb the spaces after them, and
     looks up four tokens without checking that they exist.
     """
     looked_up = {"</s>", "<unk>", "<s>", "<|endoftext|>"}

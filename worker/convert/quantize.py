@@ -1,9 +1,9 @@
 """Encodes values of a source tensor as a GGUF tensor type, a chunk of rows at a time.
 
 Pure NumPy, called from the converter's worker threads (NumPy releases the GIL while it computes).
-The result has the same bits as that of the `gguf` package's own quantisers, of which Q8_0 takes
-four times as long: a conversion to it took 0.62 of the time of llama.cpp's own script with them,
-and takes less than half without (`python -m tools.bench.convert_bench`).
+The bits are those of the `gguf` package's own quantisers, whose Q8_0 takes four times as long: with
+it, a conversion took 0.62 of the time of llama.cpp's own script; now it takes less than half
+(`python -m tools.bench.convert_bench`).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ also round up the largest number below a half."""
 
 
 def tensor_type(wanted: TensorType, shape: tuple[int, ...], keep_f32: bool) -> TensorType:
-    """The type to write: F32 for vectors, norms and routers; F16 if a row is no whole number of
-    blocks."""
+    """The type to write: F32 for vectors, norms and routers; F16 instead of Q8_0 if a row is not a
+    whole number of blocks."""
     if keep_f32 or len(shape) < 2:
         return "F32"
     if wanted == "Q8_0" and shape[-1] % Q8_BLOCK:
@@ -50,8 +50,8 @@ def to_float32(values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
 
 
 def is_copied(source: np.dtype[Any], kind: TensorType) -> bool:
-    """Whether the output type is the source's type, so that the bytes are copied; as bytes come
-    what has its type already."""
+    """Whether the bytes are copied: the source has the output type, or its values already come as
+    bytes of that type."""
     return source == np.uint8 or kind not in _ENCODED or source == _ENCODED[kind]
 
 
@@ -74,8 +74,8 @@ def encode(values: npt.NDArray[Any], kind: TensorType) -> npt.NDArray[np.uint8]:
 
 
 def is_finite(data: npt.NDArray[np.uint8], kind: TensorType) -> bool:
-    """Whether the bytes of a tensor hold no infinity and no NaN, which is not asked of types whose
-    bytes are only ever copied."""
+    """Whether the bytes of a tensor hold no infinity and no NaN; true without a check for types
+    whose bytes are only ever copied."""
     if kind not in _ENCODED:
         return True
     if kind == "Q8_0":
@@ -113,7 +113,7 @@ def _to_q8_0(values: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     out = np.empty((len(blocks), Q8_BLOCK_BYTES), dtype=np.uint8)
     out[:, :2] = scale.astype(np.float16).reshape(-1, 1).view(np.uint8)
     whole = scaled.astype(np.int8)  # The cast cuts the fraction off.
-    # -1 for a negative value, else 0: that exclusive or and difference negate.
+    # -1 for a negative value, else 0: x ^ -1 is -x - 1, so both steps together negate x.
     signs = values.view(f"i{values.itemsize}") >> (8 * values.itemsize - 1)
     minus = signs.astype(np.int8)
     whole ^= minus

@@ -1,8 +1,8 @@
 """Qwen3-Reranker: a decoder whose score is the probability that it answers "yes".
 
-Only the name tells its checkpoints from those of the chat model: that of the repository or folder,
-or the one in `config.json`; a README is not asked. The GGUF gets the rows of the output head for
-"yes" and "no" as a classifier, and the prompt, under the keys of llama.cpp's own script.
+Only a name distinguishes its checkpoints from those of the chat model: that of the repository or
+folder, or the one in `config.json`. The GGUF gets the rows of the output head for "yes" and "no" as
+a classifier, and the prompt, under the keys of llama.cpp's own script.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def is_reranker(source: Path, family: Family, config: Config) -> bool:
 def with_classifier(
     family: Family, config: Config, d: Dims, vocabulary: Vocabulary, *, has_head: bool
 ) -> tuple[Family, Dims]:
-    """The family with a classifier of two rows of the output head instead of the whole head, which
-    is the embedding where the checkpoint has none.
+    """The family with a classifier instead of the output head: the rows of "yes" and "no" from the
+    head, or from the embedding if the checkpoint has no head.
 
     Raises:
         ModelError: "yes" or "no" is not a token.

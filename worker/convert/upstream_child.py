@@ -44,8 +44,8 @@ def _without_network(event: str, _arguments: tuple[Any, ...]) -> None:
 
 
 def _record(target: Path) -> dict[str, str]:
-    """Let the script's writer note the digest of every tensor on its way to the file; some models'
-    adapters go to others."""
+    """Make the script's writer record the digest of every tensor that it writes to `target`; some
+    models' adapters go to other files."""
     from gguf import gguf_writer, lazy, quants
 
     found: dict[str, str] = {}
@@ -83,9 +83,9 @@ def _record(target: Path) -> dict[str, str]:
 
 
 def _mend() -> None:
-    """A vocabulary that the script cannot read is no reason to stop: ours replaces it, and token
-    ids are compared with the source's own tokenizer in any case. A projector of Pixtral's kind
-    needs a row of the token embeddings, which the script passes over."""
+    """Patch the script. A vocabulary that it cannot read must not stop it: ours replaces it, and
+    token ids are compared with the source's own tokenizer in any case. A projector of Pixtral's
+    kind needs a row of the token embeddings, which the script ignores."""
     import conversion  # type: ignore[import-not-found]
 
     original = conversion.get_model_class

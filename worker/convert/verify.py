@@ -1,9 +1,9 @@
-"""Reads a written GGUF back and compares it with what its source gives.
+"""Reads a written GGUF back and compares it with its source.
 
-Everything is made once more, and every key of the metadata and every byte of every tensor must be
-the same. The bytes that llama.cpp's quantiser makes are known to it alone: a conversion checks that
-they lose no more than the type does, and `check_file` lets the quantiser make them again. The
-converter's worker threads check the chunks.
+Every tensor is computed again, and every byte must be equal; `check_file` compares every metadata
+key as well. Only llama.cpp's quantiser can reproduce its own bytes: a conversion checks that they
+lose no more than is normal for the type, and `check_file` runs the quantiser again. The converter's
+worker threads check the chunks.
 """
 
 from __future__ import annotations
@@ -50,12 +50,11 @@ _LOSS = {
     "Q5_K": (0.15, 63 * 32),
     "Q6_K": (0.08, 128 * 32),
 }
-"""The largest allowed RMS of the error relative to that of the values, about twice what random
-weights give; and how many times the float16 scale of a block goes into the largest value that it
-can stand for."""
+"""By type: the largest allowed RMS error relative to the RMS of the values, about twice that of
+random weights; and the largest magnitude in a block as a multiple of its float16 scale."""
 _SCALE_ERROR = 2.0**-25
-"""The largest error of such a scale: half of the smallest step of a float16. So values may be lost
-that are as small as those of tokens that no training has seen."""
+"""The largest rounding error of a tiny scale: half of float16's smallest step. It allows for rows
+near zero, such as the embeddings of tokens that training never saw."""
 _OPTIONS = {
     key: f"; {flag} is to be given, or not, as it was to the conversion"
     for key, flag in (
@@ -64,9 +63,9 @@ _OPTIONS = {
         (manifest.IMATRIX, "--imatrix"),
     )
 }
-"""What to say of keys that the flags of `verify` decide."""
+"""Hints for the keys that depend on a flag of `verify`."""
 _QUANTISER_KEYS = "quantize.imatrix."
-"""The beginning of keys that llama.cpp's quantiser adds."""
+"""The prefix of the keys that llama.cpp's quantiser adds."""
 
 
 def check_file(source: Path, file: Path, options: Options, report: Report) -> int:
@@ -122,7 +121,7 @@ def _difference(wanted: Sequence[object], got: Sequence[object]) -> str:
 
 
 def _typed(layout: GgufLayout, key: str) -> list[object]:
-    """The type, and the value or the type and the values of an array; empty without the key."""
+    """The type and the value, of an array the item type and the items; empty without the key."""
     if key in layout.metadata:
         return [layout.types[key], layout.metadata[key]]
     if (array := layout.arrays.get(key)) is None:
@@ -158,7 +157,7 @@ def _quantise_again(conversion: Conversion, file: Path, report: Report) -> None:
 
 
 def check_tensors(conversion: Conversion, path: Path, report: Report) -> None:
-    """Compare each tensor with what its source gives.
+    """Compare each tensor with what its source becomes.
 
     Raises:
         ModelError: the file lacks a tensor, or one differs.
@@ -184,7 +183,7 @@ def check_tensors(conversion: Conversion, path: Path, report: Report) -> None:
 def _placed(
     tensors: Sequence[OutputTensor], path: Path, *, is_quantised: bool
 ) -> list[OutputTensor]:
-    """The tensors with their places in a file, and their types in it if llama.cpp chose them."""
+    """The tensors with their offsets in a file, and their types there if llama.cpp chose them."""
     entries = {entry.name: entry for entry in read_header(path).tensors}
     placed = []
     for tensor in tensors:

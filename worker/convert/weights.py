@@ -40,7 +40,7 @@ def write_tensors(conversion: Conversion, out: OutputFile, report: Report) -> No
 
 
 def _not_finite(tensor: OutputTensor, values: npt.NDArray[Any]) -> ModelError:
-    """Why the bytes of a tensor hold no finite numbers: its source has none, or its type cannot."""
+    """The error for a value that is not finite, in the source or in the type to write."""
     if is_copied(values.dtype, tensor.kind) or not np.isfinite(to_float32(values)).all():
         why = "has a NaN or an infinity in its source, with which no answer can be computed"
     else:
@@ -68,14 +68,14 @@ def write_quantised(conversion: Conversion, out: OutputFile, report: Report) -> 
 
 
 def _check_importance(path: Path, tensors: Sequence[OutputTensor]) -> None:
-    """Refuse a matrix that llama.cpp would pass over without a word."""
+    """Refuse a matrix that llama.cpp would silently ignore."""
     if imatrix.read(path).keys().isdisjoint(tensor.name for tensor in tensors):
         why = f"--imatrix {path} measures none of the model's tensors; it is another model's"
         raise ModelError(why, path=str(path))
 
 
 def check_space(destination: Path, conversion: Conversion, what: str) -> None:
-    """Raise `ModelError` if the destination's disk has no room; `what` says in it what for."""
+    """Raise `ModelError` if the destination's disk lacks room; `what` says in it what needs it."""
     needed = _HEADROOM_BYTES + sum(tensor.size_bytes for tensor in conversion.tensors)
     weights = sum(tensor.n_elements for tensor in conversion.tensors)
     needed += int(weights * conversion.options.format.bits_per_weight / 8)

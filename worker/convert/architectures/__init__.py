@@ -1,7 +1,7 @@
-"""The families that can be converted: a module of this folder describes one, or a few of a kind.
+"""The families that can be converted: each module here describes one, or several related ones.
 
-A description is found by being here. The family of a checkpoint is told by `architectures` in its
-`config.json`.
+Every `Family` in a module of this folder is registered. `architectures` in a checkpoint's
+`config.json` selects its family.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ FAMILIES: tuple[Family, ...] = tuple(_described())
 
 
 _SAME_LAYERS = {"Model": "ForCausalLM", "ForMaskedLM": "Model"}
-"""Endings of classes' names, each with that of a class that has the same layers. A decoder that
-embeds has no head; the head by which an encoder predicts masked tokens is left out."""
+"""Suffixes of class names, each with that of a class that has the same layers. An embedding decoder
+has no head; an encoder's head that predicts masked tokens is left out."""
 
 
 def family_of(config: Config) -> Family | None:
-    """That of the class itself, or else of the one with the same layers."""
+    """The family of the checkpoint's class, or else of a class with the same layers."""
     names = set(map(str, config.items("architectures")))
     others = {
         name.removesuffix(end) + other
@@ -52,8 +52,8 @@ def family_of(config: Config) -> Family | None:
 
 
 def unknown(config: Config, others: Iterable[str]) -> ModelError:
-    """The error for a checkpoint that can be converted in neither way; `others` are the
-    architectures that llama.cpp's own converter knows."""
+    """The error for an architecture that is not known here and not among `others`, those of
+    llama.cpp's own converter."""
     names = config.items("architectures")
     known = {name for family in FAMILIES for name in family.names}.union(others)
     name = str(names[0]) if names else "none"

@@ -32,7 +32,7 @@ def _dims(config: Config) -> Dims:
 
 
 def _halves(sources: Sequence[Array], d: Dims) -> Array:
-    """The rows of each head: first those that make its keys, then those that make its values."""
+    """`kv_b_proj` by head: in each, the rows for its keys precede those for its values."""
     return sources[0].reshape(d.n_head, d.more["nope"] + d.more["value"], d.more["rank"])
 
 
@@ -59,7 +59,7 @@ def _if_grouped(key: str) -> Setting:
 
 
 def _metadata(gating: int) -> Mapping[str, Setting]:
-    """`gating` as `as_deepseek` has it."""
+    """`gating` is that of `as_deepseek`."""
     return {
         Keys.Attention.HEAD_COUNT_KV: 1,  # All heads read one compressed cache.
         Keys.Attention.KEY_LENGTH: of_dims(lambda d: d.more["rank"] + d.more["rope"]),
@@ -141,7 +141,7 @@ DEEPSEEK_V32 = replace(
 
 
 def _indexed(config: Config, d: Dims) -> list[bool]:
-    """The layers that pick tokens themselves; the others take what the last such layer picked."""
+    """Which layers select tokens themselves; the others use the last such layer's selection."""
     kinds = config.values.get("indexer_types") or config.values.get("index_topk_pattern")
     if kinds:
         return [kind in ("full", "F") for kind in kinds]

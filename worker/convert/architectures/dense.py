@@ -1,4 +1,4 @@
-"""Decoders of attention and one feed-forward block in each layer, without experts."""
+"""Decoders with attention and one feed-forward block in each layer, without experts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LLAMA = Family(
 
 
 def is_mistral4(config: Config) -> bool:
-    """Whether a model is of the newer of the two generations that share a class."""
+    """Whether this is Mistral 4, which shares a multimodal class with its predecessors."""
     kinds = (config.values, config.section("text_config").values)
     return any(values.get("model_type") == "mistral4" for values in kinds)
 
@@ -133,8 +133,8 @@ QWEN2_VL = replace(
 
 
 def _unrotated(config: Config) -> Iterator[str]:
-    """llama.cpp gives the frequencies to the dimensions in turn, and none of them the last ones of
-    sections that are not as long as each other."""
+    """llama.cpp assigns the frequencies to the dimensions in turn, so it leaves the last ones
+    unrotated if the sections differ in length."""
     given = given_sections(config) or [0]
     idle = sum(i >= 3 * given[i % 3] for i in range(sum(given)) if i % 3 < len(given))
     if idle:
@@ -142,7 +142,7 @@ def _unrotated(config: Config) -> Iterator[str]:
 
 
 def deepstack(checkpoint: Checkpoint, _d: Dims) -> Metadata:
-    """From how many layers of the vision part the first layers of this one get features."""
+    """The number of first layers that each receive features from a layer of the vision model."""
     vision = Config(checkpoint.config).section("vision_config")
     return {Keys.LLM.NUM_DEEPSTACK_LAYERS: len(vision.values.get("deepstack_visual_indexes") or [])}
 
@@ -157,7 +157,7 @@ QWEN3_VL = replace(
     notes=_unrotated,
 )
 
-# --- norms behind the blocks -------------------------------------------------------------------
+# --- norms after the blocks --------------------------------------------------------------------
 
 OLMO2 = Family("olmo2", ("Olmo2ForCausalLM",), head="always")
 
@@ -241,7 +241,7 @@ COMMAND_R = replace(
 STABLELM = Family(
     "stablelm",
     ("StableLmForCausalLM", "StableLMEpochForCausalLM"),
-    # No ffn_norm if attention and feed-forward run in parallel behind one norm.
+    # No ffn_norm if attention and feed-forward run in parallel after one norm.
     # StableLM 2 12B has a separate norm for each head.
     sources={f"self_attn.{x}_layernorm.norms.weight": f"attn_{x}_norm" for x in "qk"},
     norm="layer",
@@ -281,8 +281,8 @@ PHI2 = Family(
 
 
 def _stretched(config: Config, d: Dims) -> float:
-    """The base of the rotation. What these configurations call dynamic stretches it by `alpha`,
-    however long a text is."""
+    """The base of the rotation. The scaling that these configurations call dynamic stretches it by
+    `alpha`, whatever the length of the text."""
     rope = config.rope()
     if rope.kind != "dynamic":
         return rope.theta

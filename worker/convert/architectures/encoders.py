@@ -15,13 +15,13 @@ from worker.errors import ModelError
 
 _OTHER_HEAD = "they are for another task"
 _HEAD = (("pooler.dense", "cls"), ("classifier", "cls.output"))
-"""The two layers of BERT's head of ranks."""
+"""The two layers of BERT's ranking head, with their names in the GGUF."""
 _PARTS = ("weight", "bias")
 
 
 def _roberta_dims(config: Config) -> Dims:
     """RoBERTa numbers positions from the padding token's id + 1; the rows before are not used."""
-    padding = int(config.values.get("pad_token_id") or 0)  # -1 where no token is one
+    padding = int(config.values.get("pad_token_id") or 0)  # -1 if there is no padding token
     return replace(Dims.of(config), more={"unused": padding + 1})
 
 
@@ -53,7 +53,7 @@ XLM_ROBERTA = replace(
     BERT,
     names=("XLMRobertaModel", "RobertaModel"),
     makes={"position_embd": _positions},
-    # Jina's third has adapters and rotary positions.
+    # Not jina-embeddings-v3, which has adapters and rotary positions.
     applies=lambda config: not config.has("lora_adaptations"),
     dims=_roberta_dims,
     ignored={r"(pooler|lm_head)\..*": _OTHER_HEAD},
@@ -67,7 +67,7 @@ def _one_label(sources: Sequence[Array], _d: Dims) -> Array:
 
 
 def _ranker(family: Family, *names: str) -> Family:
-    """With a head of two layers, of which the first ends in a tanh."""
+    """The family with a head of two layers, of which the first ends in a tanh."""
     return replace(
         family,
         names=names,
@@ -102,7 +102,7 @@ _NOMIC_KEYS = {
     "layer_norm_eps": "layer_norm_epsilon",
     "rope_theta": "rotary_emb_base",
 }
-"""The names of transformers for keys that the published checkpoints' own code names otherwise."""
+"""transformers' names of keys, with those in the published checkpoints' own code."""
 
 
 def _nomic_config(config: Config) -> Config:
@@ -155,7 +155,7 @@ def _check_modern_bert(config: Config, d: Dims) -> None:
 
 
 def _modern_dims(config: Config) -> Dims:
-    """The first layer has no norm: its input is normed already."""
+    """The first layer lacks the norm before attention: its input is already normalised."""
     d = Dims.of(config)
     return replace(d, kinds=("first", *("other",) * (d.n_layers - 1)))
 

@@ -1,4 +1,4 @@
-"""Decoders of attention and experts in each layer, or in all but the first ones."""
+"""Decoders with attention and experts in each layer, or in all but the first ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from worker.convert.family.rules import Array, Family, Into, Make, Sources, halv
 
 
 def half(i: int) -> Make:
-    """Gate (0) or up (1) of an expert, which is stored as (inputs, outputs) or the other way."""
+    """Gate (0) or up (1) of an expert, stored as (inputs, outputs) or as (outputs, inputs)."""
 
     def make(sources: Sequence[Array], d: Dims) -> Array:
         both = sources[0].T if sources[0].shape[0] == d.n_embd else sources[0]

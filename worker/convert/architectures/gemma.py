@@ -19,8 +19,8 @@ _GELU = {"hidden_activation": ("gelu_pytorch_tanh", None)}
 
 
 def _scale(n_layers: int) -> Mapping[str, object]:
-    """llama.cpp scales by the head's size; in the 27B model, which it knows by its number of
-    layers, by n_embd / n_head."""
+    """llama.cpp scales by the head's size, or by n_embd / n_head in the 27B model, which it
+    recognises by its number of layers."""
 
     def scalar(d: Dims) -> int:
         return d.n_embd // d.n_head if d.n_layers == n_layers else d.head_dim
@@ -56,7 +56,7 @@ GEMMA2 = Family(
 
 
 def _local_theta(config: Config, _d: Dims) -> float | None:
-    """Of the layers that have a window."""
+    """The `rope_theta` of the layers that have a window."""
     if not has_windows(config):
         return None
     local = config.section("rope_parameters").section("sliding_attention")

@@ -16,8 +16,8 @@ from worker.convert.family.rules import Family, Setting
 
 
 def _config(config: Config) -> Config:
-    """As the model's class has it, the last layer attends to all that is before, and so does every
-    sixth where no kinds are given."""
+    """As in the model's class, the last layer has full attention, and without `layer_types` every
+    sixth layer, too."""
     full = "full_attention"
     if config.has("layer_types"):
         kinds = config.items("layer_types")
@@ -57,7 +57,7 @@ def _dims(config: Config) -> Dims:
 
 
 def _of_full(config: Config, d: Dims, name: str, key: str, default: int) -> int:
-    """A size of the full-attention layers; newer configurations have it by layer in
+    """A size of the full-attention layers; newer configurations give it by layer in
     `per_layer_config`."""
     sections = config.section("per_layer_config")
     for i, kind in enumerate(config.items("layer_types")):
@@ -73,7 +73,7 @@ _HEAD_DIM = of_dims(lambda d: d.head_dim)
 
 
 def _each(of_layer: Callable[[Dims, set[str]], int]) -> Setting:
-    """A list with a number for each layer, which goes by the words of its kind."""
+    """A list with a number for each layer, computed from the words of its kind."""
     return lambda config, d: [of_layer(d, set(kind.split())) for kind in d.kinds]
 
 

@@ -63,7 +63,7 @@ def _check_granite(config: Config, d: Dims) -> None:
 
 
 _GRANITE_4: Mapping[str, Setting] = {
-    # llama.cpp's switch of all rotation.
+    # llama.cpp rotates in any layer only if this is set.
     Keys.Rope.SCALING_FINETUNED: lambda config, d: (
         config.values.get("position_embedding_type") == "rope"
     ),
@@ -88,7 +88,7 @@ GRANITE_HYBRID = replace(
     check=_check_granite,
 )
 
-# Where there are no experts, what they share is the whole feed-forward block.
+# Without experts, the shared MLP is the whole feed-forward block.
 _SHARED_ALONE: Sources = {
     "shared_mlp.input_linear.weight": halves(),
     "shared_mlp.output_linear.weight": "ffn_down",
@@ -150,7 +150,7 @@ _NEMOTRON: Mapping[str, Setting] = {
     Keys.Attention.HEAD_COUNT_KV: kv_heads,
     Keys.Attention.LAYERNORM_EPS: _EPSILON,
     Keys.Attention.LAYERNORM_RMS_EPS: _EPSILON,
-    Keys.Rope.DIMENSION_COUNT: None,  # Positions are in the state alone.
+    Keys.Rope.DIMENSION_COUNT: None,  # Only the state carries positions.
     Keys.Rope.FREQ_BASE: None,
 }
 
@@ -193,7 +193,7 @@ NEMOTRON_H_MOE = replace(
 
 
 def _tied(config: Config) -> Config:
-    """Published configurations have a word of their own for it, which goes before the usual one."""
+    """Published configurations have a key of their own, which overrides the usual one."""
     own = config.values.get("tie_embedding")
     return config if own is None else config.changed(tie_word_embeddings=own)
 
@@ -209,8 +209,8 @@ def _lfm2_config(config: Config) -> Config:
 
 
 def _lfm2_dims(config: Config) -> Dims:
-    """Older configurations list the layers with attention, which are all by default, newer ones the
-    kind of each."""
+    """Older configurations list the layers with attention (all by default), newer ones the kind of
+    each layer."""
     d = Dims.of(config)
     if config.has("layer_types"):
         given = config.items("layer_types")

@@ -32,8 +32,8 @@ def _attention_factor(config: Config, _d: Dims) -> float | None:
 
 
 def _check_scale(config: Config) -> None:
-    """Of a `factor` that is not that of the contexts, releases of transformers take the one or the
-    other."""
+    """Refuse a `factor` other than the ratio of the contexts: releases of transformers differ in
+    which of the two they use."""
     params = config.rope().params
     scale = config.integer("max_position_embeddings") / params.integer(TRAINED)
     factor = params.number("factor", default=scale)

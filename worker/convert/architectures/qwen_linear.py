@@ -15,7 +15,7 @@ from worker.convert.family.rules import Array, Family, Into, Make, decay, squeez
 
 _PERIOD = 4
 _SECTIONS = [11, 11, 10, 0]
-"""How a head's rotary frequencies are divided among three-dimensional positions; texts use one."""
+"""How a head's rotary frequencies are divided among the dimensions of a position."""
 
 
 def _dims(config: Config) -> Dims:
@@ -34,7 +34,7 @@ def _dims(config: Config) -> Dims:
 
 
 def _next(*wanted: int) -> Make:
-    """Of q, k, v and z of Qwen3-Next, which the source stores together for each key head."""
+    """The `wanted` of q, k, v and z (0 to 3), which Qwen3-Next stores together by key head."""
 
     def make(sources: Sequence[Array], d: Dims) -> Array:
         per_key = d.more["v_heads"] // d.more["k_heads"] * d.more["v_dim"]
@@ -47,8 +47,8 @@ def _next(*wanted: int) -> Make:
 
 
 def _tiled(values: Array, d: Dims, size: int, axis: int = 0) -> Array:
-    """Reorder value heads: the source groups them by key head, the output alternates between
-    them."""
+    """Reorder value heads: the source groups them by key head, the output takes one per group in
+    turn."""
     heads = (d.more["k_heads"], d.more["v_heads"] // d.more["k_heads"], size)
     shape = values.shape
     apart = values.reshape(*shape[:axis], *heads, *shape[axis + 1 :])
@@ -125,7 +125,7 @@ QWEN3_5_MOE = replace(
     metadata={
         **QWEN3_NEXT.metadata,
         Keys.Rope.DIMENSION_SECTIONS: sections(_SECTIONS),
-        Keys.LLM.FEED_FORWARD_LENGTH: None,  # Some readers take it for a mark of their own files.
+        Keys.LLM.FEED_FORWARD_LENGTH: None,  # Some readers recognise their own files by this key.
     },
 )
 

@@ -1,4 +1,4 @@
-"""What a description of a family of models can say, and what follows from it.
+"""How a family of models is described, and what follows from a description.
 
 The descriptions themselves are the modules of `worker.convert.architectures`.
 """

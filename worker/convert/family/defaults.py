@@ -1,8 +1,7 @@
-"""What a key means that `config.json` leaves out or calls otherwise: what the model's class says.
+"""Fills in the keys that `config.json` omits or calls by an alias, as the model's class would.
 
 `classes.json` has, by `model_type`, the defaults of transformers' classes for the keys that the
-converter reads, and the names that they take in place of a key
-(`tools/reference/make_config_defaults.py`).
+converter reads, and the aliases of these keys (`tools/reference/make_config_defaults.py`).
 """
 
 from __future__ import annotations
@@ -21,18 +20,18 @@ UNSETTLED: Final[Mapping[str, str]] = {
     **dict.fromkeys(("cohere", "minimax_m2", "olmo3", "qwen3_vl", "qwen3_vl_moe"), "rope_theta"),
     **dict.fromkeys(("gpt_oss", "ministral3", "mistral4"), "rope_type"),
 }
-"""A key that must be there. Releases of transformers, or a model's own code, have different
-defaults, or the default is a whole scaling of the rotation."""
+"""By `model_type`, a key that must be present: its default differs between releases of transformers
+or from the model's own code, or is a whole rope scaling."""
 _LIKE = {"kimi_k2": "deepseek_v3"}
-"""Types of models whose class is another one's."""
+"""Model types that have the class of another type."""
 
 
 class _Class(msgspec.Struct):
     defaults: dict[str, Any] = {}
     names: dict[str, str] = {}
-    """The key that each further name stands for."""
+    """The key that each alias stands for."""
     nullable: list[str] = []
-    """Where `null` is no absence: there is no window, or the heads are as many as usual."""
+    """Keys whose `null` is a value of its own, such as "no window", and does not mean absence."""
 
 
 @cache
@@ -42,10 +41,10 @@ def _classes() -> Mapping[str, _Class]:
 
 
 def completed(config: Config) -> Config:
-    """With the defaults of the configuration's class in the places of keys that are absent.
+    """The configuration with its class's defaults for absent keys, and with aliases resolved.
 
     Raises:
-        ModelError: a key and another name of it have different values.
+        ModelError: a key and its alias have different values.
     """
     kind = _kind(config)
     said = _classes().get(_LIKE.get(kind, kind), _Class())
@@ -63,7 +62,7 @@ def completed(config: Config) -> Config:
 def check_settled(config: Config) -> None:
     """
     Raises:
-        ModelError: a key is absent whose default is not settled.
+        ModelError: a key of `UNSETTLED` is absent.
     """
     key = UNSETTLED.get(_kind(config))
     if key and key not in set(_keys(config)):
@@ -71,13 +70,13 @@ def check_settled(config: Config) -> None:
 
 
 def _kind(config: Config) -> str:
-    """The type of the model; a part of a multimodal one may have `_text` behind it."""
+    """`model_type` without the suffix `_text`, which the text part of a multimodal model has."""
     return config.text("model_type", "").removesuffix("_text")
 
 
 def _keys(config: Config) -> Iterator[str]:
-    """The keys that are there, also those of the rotation, which may be one or two levels deeper
-    and have an older name for its type."""
+    """The keys that are present, including those of the rope settings, which may be one or two
+    levels deeper and may call `rope_type` by its older name `type`."""
     yield from config.values
     for name in ("rope_parameters", "rope_scaling"):
         rope = config.section(name).values

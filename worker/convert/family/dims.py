@@ -1,4 +1,4 @@
-"""The sizes of a model that a description goes by, and the words for the tensors that most have."""
+"""The sizes of a model, read from its configuration."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Dims:
     n_ff_expert: int = 0
     n_ff_shared: int = 0
     kinds: tuple[str, ...] = ()
-    """The kind of each layer in families whose layers differ: words of their own."""
+    """The kind of each layer, in words that the family chooses; empty if all layers are alike."""
     more: Mapping[str, int] = field(default_factory=dict)
     """Sizes that only this family has."""
 
@@ -42,7 +42,7 @@ class Dims:
 
 
 def renamed(config: Config, keys: Mapping[str, str]) -> Config:
-    """With the usual names of keys that have one of the family's own, which goes before."""
+    """Copy values to their usual keys; `keys` has the family's own key for each of them."""
     own = {usual: config.values[key] for usual, key in keys.items() if config.has(key)}
     return config.changed(**own)
 
@@ -56,10 +56,11 @@ def with_experts(
     optional: bool = False,
     of: Callable[[Config], Dims] = Dims.of,
 ) -> Callable[[Config], Dims]:
-    """The sizes of a family with experts, whose settings have these names; `of` gives the others.
+    """Returns a function that reads the sizes of a family with experts from settings of these
+    names; `of` reads the other sizes.
 
-    Shared experts have a width of their own, or there are `n_shared` as wide as the others. The
-    first layers are dense: those that `mlp_layer_types` says, or `n_dense` of them. With
+    Shared experts have a width of their own, or there are `n_shared` as wide as the others. With
+    `n_dense`, the first layers are dense: as many as `mlp_layer_types` says, or `n_dense`. With
     `optional`, models of the family may have no experts.
     """
 

@@ -1,4 +1,4 @@
-"""The metadata of a family, and the checks of settings that llama.cpp does not implement."""
+"""The metadata of a family, and the refusal of settings that llama.cpp does not implement."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def flag(key: str, default: bool = False) -> Setting:
 
 
 def if_given(key: str) -> Callable[[Config, Dims], float | None]:
-    """A number, where the configuration has it."""
+    """A number; `None` if the configuration lacks it."""
     return lambda config, d: config.number(key) if config.has(key) else None
 
 
 def given_sections(config: Config) -> list[int]:
-    """How many of a head's frequencies the configuration gives to each of three dimensions; empty
-    if it does not say so."""
+    """`mrope_section`: how many of a head's frequencies belong to each dimension of a position;
+    empty if the configuration lacks it."""
     params = config.rope().params
     given = params.items("mrope_section") if params.has("mrope_section") else []
     if len(given) > 4 or not all(type(n) is int and 0 <= n < 1 << 15 for n in given):
@@ -64,7 +64,7 @@ def given_sections(config: Config) -> list[int]:
 
 
 def sections(default: Sequence[int] | None = None) -> Setting:
-    """How a head's frequencies are divided among three dimensions, which a text has as one."""
+    """How a head's frequencies are divided among three dimensions, which are equal for a text."""
 
     def read(config: Config, d: Dims) -> Value:
         given = given_sections(config) or default or [d.head_dim // 2]
@@ -91,7 +91,7 @@ def sizes(d: Dims, n_positions: int) -> Metadata:
 
 
 def decoder(family: Family, config: Config, d: Dims) -> Metadata:
-    """Of a decoder with rotary positions, some layers of which may have windows or experts."""
+    """The metadata of a decoder with rotary positions; layers may have windows or experts."""
     is_whole = family.rotary is None and not family.metadata.get(Keys.Rope.DIMENSION_COUNT)
     n_rotated = rotated(config, d.head_dim, 1.0 if family.rotary is None else family.rotary)
     if is_whole and n_rotated != d.head_dim:
@@ -140,7 +140,7 @@ def windows(config: Config, d: Dims, period: int) -> Metadata:
     `period`-th."""
     if not has_windows(config):
         return {}
-    for key in ("_sliding_window_pattern", "sliding_window_pattern"):  # The latter goes before.
+    for key in ("_sliding_window_pattern", "sliding_window_pattern"):  # The latter has precedence.
         if isinstance(config.values.get(key), int):
             period = config.integer(key)
     layers = [(i + 1) % period != 0 for i in range(d.n_layers)]
@@ -167,11 +167,11 @@ def experts(config: Config, d: Dims, n_used: str) -> Metadata:
 SHARED_WIDTH: Mapping[str, Setting] = {
     Keys.LLM.EXPERT_SHARED_FEED_FORWARD_LENGTH: of_dims(lambda d: d.n_ff_shared or None)
 }
-"""For families that have the width of the shared experts, and not their number."""
+"""For families in which llama.cpp reads the width of the shared experts."""
 
 
 def as_deepseek(gating: int) -> Mapping[str, Setting]:
-    """Experts as DeepSeek has them; `gating` is 1 for softmax and 2 for sigmoid."""
+    """The metadata of experts as in DeepSeek; `gating` is 1 for softmax and 2 for sigmoid."""
     return {
         Keys.LLM.EXPERT_SHARED_COUNT: integer("n_shared_experts"),
         Keys.LLM.LEADING_DENSE_BLOCK_COUNT: of_dims(lambda d: d.kinds.count("dense")),
@@ -182,7 +182,7 @@ def as_deepseek(gating: int) -> Mapping[str, Setting]:
 
 
 def kv_heads(_config: Config, d: Dims) -> list[int]:
-    """How many heads of keys each layer has: layers without attention have none."""
+    """The number of KV heads of each layer; 0 for layers without attention."""
     return [d.n_head_kv if "attention" in kind.split() else 0 for kind in d.kinds]
 
 
@@ -190,7 +190,7 @@ def kv_heads(_config: Config, d: Dims) -> list[int]:
 
 
 def rope(family: Family, config: Config, n_dims: int) -> Metadata:
-    """Rotation and its scaling, of a kind that `check` lets through."""
+    """The rotation and its scaling; `check` refuses kinds that llama.cpp lacks."""
     given = config.rope()
     found: Metadata = {Keys.Rope.DIMENSION_COUNT: n_dims, Keys.Rope.FREQ_BASE: given.theta}
     if given.kind == "linear":
@@ -202,8 +202,8 @@ def rope(family: Family, config: Config, n_dims: int) -> Metadata:
 
 
 def _check_rope(family: Family, config: Config) -> None:
-    """llama.cpp may know only some kinds of scaling in a family. Llama 3's is a tensor of factors;
-    three dimensions of positions scale nothing."""
+    """Refuse a kind of scaling that llama.cpp lacks in this family. Llama 3's is a tensor of
+    factors; `mrope` scales nothing."""
     given = config.rope()
     is_idle = given.kind == "dynamic" and _is_idle(config, given.params)
     usual = ("default", "linear", "yarn", "mrope", *["llama3"] * family.scales_as_llama3)
@@ -216,7 +216,7 @@ def _check_rope(family: Family, config: Config) -> None:
 
 
 def _is_idle(config: Config, params: Config) -> bool:
-    """Whether dynamic scaling leaves every position alone that the model is said to have."""
+    """Whether dynamic scaling changes no position up to `max_position_embeddings`."""
     n_positions = config.integer("max_position_embeddings")
     return params.integer(TRAINED) >= n_positions and not params.has("alpha")
 
@@ -293,8 +293,8 @@ def llama3_factors(config: Config, d: Dims) -> Mapping[str, npt.NDArray[np.float
 def require(config: Config, d: Dims, settings: Mapping[str, object]) -> None:
     """Refuse settings that llama.cpp does not implement.
 
-    Alternatives are a tuple; `null` and absence mean the first of them. What follows from the sizes
-    is a function of them.
+    `settings` has the value that llama.cpp implements, a tuple of alternatives, or a function that
+    computes either from the sizes. `null` and absence mean the first alternative.
     """
     for key, wanted in settings.items():
         wanted = wanted(d) if callable(wanted) else wanted

@@ -1,9 +1,9 @@
-"""What a family's description says, and the rules for its tensors that follow from it.
+"""The description of a family, and the rules for its tensors that follow from it.
 
 The `gguf` package knows which tensors llama.cpp's implementation of an architecture has, and what
-checkpoints call them. A description says only what differs: another name, a part of a tensor, a
-function that reorders values. Shapes are not said: they are those of the sources. That a model has
-all that it needs, llama.cpp itself checks (`tokenizer.check`), but for `Family.needs`.
+checkpoints call them. A description states only what differs: another name, a part of a tensor, a
+function that reorders values. Shapes follow from the sources. llama.cpp itself checks that a model
+has every tensor it needs (`tokenizer.check`); `Family.needs` names those it would do without.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from worker.convert.quantize import to_float32
 
 @dataclass(frozen=True, slots=True)
 class Typed:
-    """A value of a GGUF with its type, and an array's with that of its items, by their names."""
+    """A metadata value with the name of its GGUF type, and for an array that of its items' type."""
 
     value: Any
     kind: str
@@ -36,10 +36,10 @@ class Typed:
 
 Value = bool | int | float | str | bytes | list[bool] | list[int] | list[float] | list[str] | Typed
 Metadata = dict[str, Value]
-"""Values by key as `gguf` has it: `{arch}` stands for the architecture, which `output.header` fills
-in."""
+"""Values by key, as `gguf` spells it: `{arch}` stands for the architecture, which
+`output.write_layout` fills in."""
 Setting = Value | Callable[[Config, Dims], Value | None] | None
-"""A value of the metadata, or how the configuration gives it; `None` leaves its key out."""
+"""A metadata value, or a function that reads it from the configuration; `None` omits the key."""
 Array = npt.NDArray[Any]
 Make = Callable[[Sequence[Array], Dims], Array]
 """Computes the values to write, in a stored type or as float32, from source tensors as they are
@@ -51,16 +51,16 @@ class Into:
     """What a source tensor becomes."""
 
     target: str
-    """A name in the GGUF: in a family's description without its layer, and without its suffix if
-    that is the weight's; in a rule with both, and `{i}` for the number of the layer."""
+    """A name in the GGUF. A description omits the layer, and the suffix if it is `weight`; the
+    completed rule has both, with `{i}` for the layer's number."""
     also: tuple[str, ...] = ()
-    """Further tensors of the same layer that `make` is given."""
+    """Further tensors of the same layer that are passed to `make`."""
     part: tuple[int, int] = (0, 1)
-    """Which of how many equal parts of the rows, or of those of each expert in a stack."""
+    """(i, n): part i of n equal parts of the rows; in a fused stack, of each expert's rows."""
     make: Make | None = None
     """Computes the tensor, or one member of a stack, from whole source tensors."""
     per_expert: bool = False
-    """`make` gets one expert of each source, which is a stack, at a time."""
+    """The sources are stacks, and `make` gets one expert of each at a time."""
     kind: str = ""
     """The ggml type of the bytes that `make` returns, whatever the output type; its source tensors
     may then have any type."""
@@ -68,23 +68,24 @@ class Into:
     """The rows of each rotary head hold one half after the other, and llama.cpp needs the halves
     interleaved."""
     plus: float = 0.0
-    """This is added to every value: Gemma stores its norm weights less one."""
+    """Added to every value: Gemma stores its norm weights minus 1."""
     keep_f32: bool = False
     """The tensor is F32 in every output type."""
 
 
 Sources = Mapping[str, str | Into | tuple[str | Into, ...]]
-"""By the name in the checkpoint, behind the layer's; nothing for what others take along."""
+"""By the name in the checkpoint, after the layer's number; an empty tuple if only other tensors'
+rules read it."""
 
 
 class Place(NamedTuple):
-    """Where a checkpoint has a tensor."""
+    """The parts of a tensor's name in a checkpoint."""
 
     form: str
-    """Its name without the model's root, with `{i}` for the layer, without the stack's member."""
+    """The name without the model's root and the member's number, and with `{i}` for the layer."""
     layer: int = -1
     member: int = -1
-    """Of a stack: an expert, a head."""
+    """The number within a stack, such as the expert's; -1 outside stacks."""
 
     @classmethod
     def of(cls, name: str) -> Place:
@@ -94,7 +95,7 @@ class Place(NamedTuple):
 
     @property
     def inner(self) -> str:
-        """The name behind that of the layer."""
+        """The name after the layer's number."""
         return self.form.rpartition("{i}.")[2]
 
 
@@ -104,7 +105,7 @@ def transposed(sources: Sequence[Array], _d: Dims) -> Array:
 
 
 def squeezed(sources: Sequence[Array], _d: Dims) -> Array:
-    """Keeps the values, without dimensions of one."""
+    """Drop dimensions of size 1."""
     return sources[0].squeeze()
 
 
@@ -120,7 +121,7 @@ USUAL_MAKES: Mapping[str, Make] = {
 
 
 def halves(stack: str = "") -> tuple[Into, Into]:
-    """Gate and up, one after the other in one tensor: those of `_exps`, of `_shexp` or of all."""
+    """Rules for gate and up in one tensor, in this order; `stack` is `_exps`, `_shexp` or empty."""
     return Into(f"ffn_gate{stack}", part=(0, 2)), Into(f"ffn_up{stack}", part=(1, 2))
 
 
@@ -132,19 +133,19 @@ _USUAL: Sources = {
     "block_sparse_moe.router.weight": "ffn_gate_inp",
     "gate.moe_statics.e_score_correction_bias": "exp_probs_b.bias",
     "dt_bias": "ssm_dt.bias",
-    # As MLX stacks experts, and halves what makes keys and values of a compressed cache.
+    # MLX's names for stacked experts, and for the two parts of `kv_b_proj`.
     "embed_q.weight": "attn_k_b",
     "unembed_out.weight": "attn_v_b",
     **{f"switch_mlp.{x}_proj.weight": f"ffn_{x}_exps" for x in ("gate", "up", "down")},
 }
-"""By the end of a name, what `gguf` does not have or only for some architectures."""
+"""Rules by the end of a name, for names that `gguf` lacks or has for some architectures only."""
 
 F32_ALWAYS = frozenset(
     """ffn_gate_inp ffn_gate_inp_shexp position_embd token_types ssm_conv1d ssm_a ssm_d
     shortconv.conv altup_correct_coef altup_predict_coef time_mix_lerp_fused time_mix_w0
     time_mix_w1 time_mix_w2""".split()
 )
-"""Routers, positions and small filters; so are all norms, biases and scales."""
+"""Routers, positions and small filters are F32 in every output; so are norms, biases and scales."""
 QKV_BIASES = "attn_q.bias attn_k.bias attn_v.bias"
 _QK_NORMS = "attn_q_norm attn_k_norm"
 _NEEDED = {
@@ -154,13 +155,14 @@ _NEEDED = {
     **dict.fromkeys(("use_qk_norm", "qk_layernorm"), _QK_NORMS),
     **dict.fromkeys(("use_conv_bias", "mamba_conv_bias"), "ssm_conv1d.bias"),
 }
-"""What `Family.needs` has, by the setting that says so: biases only of weights that are there."""
+"""By setting, the tensors that a model has if it is true and lacks if it is false. Biases are only
+required beside their weight."""
 _FURTHER = "they predict further tokens"
 _NEVER_TAKEN = {
     r"(layers\.\d+\.)?mtp.*": _FURTHER,
     r"(.*\.)?(rotary_emb\.inv_freq|attn\.(masked_)?bias|position_ids)": "llama.cpp computes them",
 }
-"""As `Family.ignored`, in every family."""
+"""`Family.ignored` for all families."""
 _NOT_TEXT = (
     r"(vision_tower|vision_model|visual|multi_modal_projector|audio_tower|embed_vision"
     r"|embed_audio)\..*"
@@ -171,7 +173,7 @@ _ROOTS = re.compile(
 )
 _SUFFIXES = ("weight", "bias", "scale")
 _BARE = ("ssm_a", "ssm_d")
-"""Their names in the GGUF have no suffix."""
+"""Tensors whose names in the GGUF have no suffix."""
 
 
 @dataclass(frozen=True)
@@ -183,31 +185,31 @@ class Family:
     names: tuple[str, ...]
     """The values of `architectures` in `config.json` that mean this family."""
     multimodal: tuple[str, ...] = ()
-    """The same for checkpoints with more than a text model, whose other tensors are left out."""
+    """The same for multimodal checkpoints, of which only the text model is converted."""
     sources: Sources = field(default_factory=dict)
-    """What becomes of tensors that the `gguf` package knows otherwise, or not at all."""
+    """Rules for tensors that the `gguf` package does not know, or not in this form."""
     tensors_of: str = ""
-    """The architecture whose tensors `gguf` has, where it does not have those of this one."""
+    """An architecture with the same tensors, if `gguf` does not know those of this one."""
     makes: Mapping[str, Make] = field(default_factory=dict)
-    """What computes a tensor from the source of the usual name, by its name in the GGUF."""
+    """By name in the GGUF, the function that computes the tensor from its usual source."""
     norm_plus: float = 0.0
-    """This is added to the weights of norms; see `Into.plus`."""
+    """Added to the weights of norms; see `Into.plus`."""
     interleaved: bool = False
     """llama.cpp rotates neighbouring dimensions; see `Into.interleaved`."""
     norm: Literal["rms", "layer", "none"] = "rms"
-    """What norms are, for the metadata; `none` if `metadata` says it."""
+    """The kind of norms, for their epsilon's key; `none` if `metadata` has it."""
     rotary: float | None = None
-    """The share of a head that is rotated by default, in families where it is a setting."""
+    """The default share of a head that is rotated, in families where that is a setting."""
     windows: int = 0
-    """All but every so many-th layer attend to a window by default; 0: `metadata` says it."""
+    """By default, all layers but every n-th have a window; 0: only `metadata` sets windows."""
     n_used: str = "num_experts_per_tok"
-    """The setting that says how many experts a token uses."""
+    """The name of the setting for the number of experts per token."""
     common: Callable[[Family, Config, Dims], Metadata] | None = None
-    """The metadata before `metadata`; by default that of a decoder with rotary positions."""
+    """Computes the metadata to which `metadata` is applied; by default `metadata.decoder`."""
     metadata: Mapping[str, Setting] = field(default_factory=dict)
-    """Further keys, or other values of them."""
+    """Further keys, other values, and keys to omit (`None`)."""
     config: Callable[[Config], Config] = field(default=lambda config: config)
-    """Gives settings of other names their usual ones, and those that are left out their values."""
+    """Gives settings their usual names, and absent ones their values."""
     dims: Callable[[Config], Dims] = Dims.of
     section: str = ""
     """The key in `config.json` of the text model's section; empty for the whole file."""
@@ -215,7 +217,7 @@ class Family:
     """Whether llama.cpp reads a separate output head in this family. A checkpoint may tie its head
     to the embedding; encoders have none."""
     applies: Callable[[Config], bool] = field(default=lambda config: True)
-    """Distinguishes families that have the same name in `config.json`."""
+    """Distinguishes families that share a name in `config.json`."""
     ignores_window: bool = False
     """llama.cpp ignores the sliding window of this family and attends to the whole context."""
     ignores_extra_layers: bool = False
@@ -224,8 +226,8 @@ class Family:
     """Regular expressions for the names of tensors that are left out, without the model's root;
     each with the reason."""
     needs: str | Callable[[Config], str] = ""
-    """Tensors that the model has and llama.cpp would do without: names in the GGUF, as in
-    `Into.target`. Behind a minus, what it has not whatever its settings."""
+    """Names in the GGUF, as in `Into.target`, of tensors that the model has and llama.cpp would do
+    without. A minus before a name: settings that seem to require it do not."""
     scales_as_llama3: bool = False
     """llama.cpp reads the factors of Llama 3's rope scaling in this family."""
     ropes: tuple[str, ...] = ()
@@ -233,7 +235,7 @@ class Family:
     yarn: Mapping[str, object] = field(
         default_factory=lambda: {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}
     )
-    """Settings of YaRN that llama.cpp does not read in this family, as it has them."""
+    """YaRN settings that llama.cpp fixes in this family, with its values."""
     extra_tensors: Callable[[Config, Dims], Mapping[str, Any]] = field(
         default=lambda config, dims: {}
     )
@@ -241,11 +243,11 @@ class Family:
     tensor_metadata: Callable[[Checkpoint, Dims], Metadata] = field(
         default=lambda checkpoint, dims: {}
     )
-    """Metadata that the checkpoint stores as small tensors."""
+    """Metadata from tensor shapes, or from sections of `config.json` beside the text model's."""
     notes: Callable[[Config], Iterable[str]] = field(default=lambda config: ())
     """Known differences between llama.cpp's implementation and the source's framework."""
     requires: Mapping[str, object] = field(default_factory=lambda: {"hidden_act": "silu"})
-    """Settings that llama.cpp implements, see `metadata.require`."""
+    """The values of settings that llama.cpp implements; see `metadata.require`."""
     check: Callable[[Config, Dims], None] = field(default=lambda config, dims: None)
     """Refuses other settings that llama.cpp does not implement."""
 
@@ -263,7 +265,7 @@ class Family:
         return next((why for p, why in ignored.items() if re.fullmatch(p, bare)), None)
 
     def becomes(self, form: str) -> tuple[Into, ...] | None:
-        """What becomes of the tensor at a `Place.form`; `None` if the family does not know it."""
+        """The rules for a tensor by its `Place.form`; `None` if the family does not know it."""
         before, layer, inner = form.rpartition("{i}.")
         given = self.sources.get(inner)
         if given is None:
@@ -281,7 +283,7 @@ class Family:
         return tuple(self._completed(each, within) for each in listed)
 
     def lacking(self, config: Config, there: Set[str]) -> Iterator[str]:
-        """What of `needs`, and of what follows from settings, is not among the names `there`."""
+        """The names of `needs`, and those that settings require, that are not in `there`."""
         own, usual = self._own_needs(config), self._stated_needs(config, is_there=True)
         of_weights = [n for n in usual if n.replace("bias", "weight") in there or "." not in n]
         for name in (*own, *of_weights):
@@ -289,8 +291,8 @@ class Family:
                 yield name
 
     def denied(self, config: Config, there: Set[str]) -> Iterator[str]:
-        """What is among the names `there` and settings say that it is not: the model's own class
-        would pass over it, and llama.cpp takes it."""
+        """The names in `there` that settings rule out: the model's own class would ignore such a
+        tensor, and llama.cpp would use it."""
         allowed = {*self._own_needs(config), *self._stated_needs(config, is_there=True)}
         for name in self._stated_needs(config, is_there=False):
             if there & {name, f"{name}.weight"} and name not in allowed:
@@ -300,7 +302,7 @@ class Family:
         return (self.needs(config) if callable(self.needs) else self.needs).split()
 
     def _stated_needs(self, config: Config, *, is_there: bool) -> list[str]:
-        """The names in `_NEEDED` of settings that have this value."""
+        """The names in `_NEEDED` of the settings whose value is `is_there`."""
         said = {**self.requires, **{k: v for k, v in config.values.items() if v is not None}}
         return " ".join(n for key, n in _NEEDED.items() if said.get(key) is is_there).split()
 
@@ -323,7 +325,7 @@ class Family:
 
 
 def _cut(form: str) -> tuple[str, str]:
-    """A name and its suffix; parameters that are no layers' weights have none."""
+    """Split a name from its suffix; without one, a parameter counts as a `weight`."""
     if form.endswith("_bias"):
         return form.removesuffix("_bias"), "bias"
     name, _, suffix = form.rpartition(".")
@@ -332,7 +334,7 @@ def _cut(form: str) -> tuple[str, str]:
 
 @cache
 def _known(architecture: str) -> Mapping[str, tuple[str, ...]]:
-    """What `gguf` knows checkpoints to call the tensors of an architecture."""
+    """The names in checkpoints that `gguf` knows for an architecture, with those in the GGUF."""
     (number,) = (n for n, name in MODEL_ARCH_NAMES.items() if name == architecture)
     found: dict[str, tuple[str, ...]] = {}
     for tensors in (TensorNameMap.mappings_cfg, TensorNameMap.block_mappings_cfg):

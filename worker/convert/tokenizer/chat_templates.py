@@ -1,4 +1,4 @@
-"""The chat templates of a checkpoint, by name; the usual one is named `default`."""
+"""The chat templates of a checkpoint, by name; the main one is named `default`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def chat_templates(checkpoint: Checkpoint) -> dict[str, str]:
 
 
 def _in_json(checkpoint: Checkpoint, name: str) -> dict[str, str]:
-    """One text, or several by their names: in an object, or each in an object of its own."""
+    """One template, or several by name: in one object, or in a list of objects."""
     value = checkpoint.json(name).get("chat_template")
     if value is None:
         return {}
@@ -56,8 +56,8 @@ def _text(path: Path) -> str:
 
 
 def template_metadata(templates: Mapping[str, str]) -> Metadata:
-    """Under the keys of the `gguf` package, whose own function lists the names in another order in
-    each process."""
+    """The templates under the keys of the `gguf` package. Its own function would list their names
+    in a different order in each process."""
     named = {re.sub("[^A-Za-z0-9]", "_", name): text for name, text in templates.items() if name}
     default = named.pop("default", "")
     found: Metadata = {Keys.Tokenizer.CHAT_TEMPLATE_N.format(name=n): t for n, t in named.items()}

@@ -2,8 +2,8 @@
 of the source's own tokenizer.
 
 `TokenCheck` runs in the converter and starts this module as a child process, so an abort of
-llama.cpp there does not end the converter. The file that it loads has all settings and tensors, and
-holes instead of values: what llama.cpp would refuse later is refused now.
+llama.cpp there does not end the converter. The file that it loads has all metadata and all tensors
+with holes for values, so llama.cpp refuses now what it would refuse later.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ _NORMALISERS = {
 class CheckedTokens:
     n_texts: int
     differing: Sequence[str]
-    """Texts for which llama.cpp gives other ids."""
+    """Texts whose ids from llama.cpp differ."""
     reason: str
     """Where llama.cpp is known to split differently."""
 
 
 class TokenCheck:
     """A context manager. Its child process reads the source's tokenizer while the caller still
-    plans, then waits for the vocabulary that `check` passes to it."""
+    plans, then waits for the file that `check` names to it."""
 
     def __init__(self, folder: Path) -> None:
         self._child = subprocess.Popen(
@@ -73,7 +73,7 @@ class TokenCheck:
         self, architecture: str, metadata: Metadata, tensors: Sequence[OutputTensor] = ()
     ) -> CheckedTokens:
         """Let llama.cpp load a file with these tensors, whose values are holes, and compare the
-        texts of `corpus`; may be called once only.
+        token ids of the texts of `corpus`. Call it only once.
 
         Raises:
             ModelError: a text has other ids without a known reason, or llama.cpp refuses a setting,
@@ -127,11 +127,11 @@ def _compare(file: Path, tokenizer: Tokenizer) -> CheckedTokens:
     options = LoadOptions(vocab_only=is_vocabulary, no_alloc=not is_vocabulary, mmap=False)
     try:
         model = Model(str(file), options)
-    except ModelError as error:  # Nobody else has seen that file, which is gone by now.
+    except ModelError as error:  # The file is temporary: its path says nothing.
         raise ModelError(error.message.replace(str(file), "the model")) from None
     reason = _NORMALISERS.get(model.metadata(Keys.Tokenizer.MODEL) or "", "")
     added = sorted(tokenizer.get_added_tokens_decoder().items())
-    # To llama.cpp, U+2581 itself is as a space, which a note tells.
+    # llama.cpp treats U+2581 as a space; `Vocabulary.add` notes it.
     special = [
         t.content for i, t in added if i < model.n_vocab and (t.special or SPACE not in t.content)
     ]
@@ -143,7 +143,7 @@ def _compare(file: Path, tokenizer: Tokenizer) -> CheckedTokens:
             expected = tokenizer.encode(text, add_special_tokens=False).ids
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # as `reference` meets them
+        except BaseException as error:  # including the library's panics
             why = f"the source's own tokenizer cannot split {text!r}: {error}"
             raise ModelError(why, text=text) from None
         if got == expected:

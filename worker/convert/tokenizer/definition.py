@@ -28,7 +28,7 @@ def byte_level(tokenizer: Mapping[str, Any], pre: str | None) -> Vocabulary:
         pre=known.name,
         merges=[" ".join(pair) for pair in merges_of(tokenizer)],
     )
-    if vocabulary.pre == TEKKEN_SPLIT:  # Its own file gives no token a role.
+    if vocabulary.pre == TEKKEN_SPLIT:  # A tekken.json assigns no roles.
         added = tokenizer.get("added_tokens") or ()
         roles = ((_ROLES.get(token["content"]), int(token["id"])) for token in added)
         vocabulary.special_ids = {role: i for role, i in roles if role}
@@ -50,7 +50,7 @@ def byte_level(tokenizer: Mapping[str, Any], pre: str | None) -> Vocabulary:
 
 def check_merged(tokenizer: Mapping[str, Any]) -> None:
     """Refuse a BPE that takes words whole (`ignore_merges`) if its merges do not make one of them.
-    The check's texts need not have that word.
+    The texts of `check` may not contain that word.
 
     Raises:
         ModelError: names such a word.

@@ -1,7 +1,7 @@
 r"""Finds llama.cpp's name for the pre-tokenizer that a `tokenizer.json` defines.
 
-llama.cpp knows them by name, `tokenizer.json` by definition, as steps that split text further and
-further. Both are brought to one canonical form here, a tuple of step strings, and compared.
+llama.cpp has pre-tokenizers by name; `tokenizer.json` defines one as steps, each of which splits
+the pieces of the last. Both get a canonical form here, a tuple of step strings, and are compared.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _EXPRESSIONS = {DIGITS: r"\p{N}", DIGIT_RUNS: r"\p{N}+", PUNCTUATION_RUNS: f"{_P
 def _known(
     name: str, *steps: str, ignore_merges: bool = False, is_exact: bool = True
 ) -> PreTokenizer:
-    """By steps that are words of `_EXPRESSIONS`, or expressions to split by."""
+    """Each step is a key of `_EXPRESSIONS`, or an expression to split by."""
     forms = tuple(step if step in _EXPRESSIONS else split(step) for step in steps)
     return PreTokenizer(name, forms, ignore_merges, is_exact)
 
@@ -154,20 +154,19 @@ KNOWN: tuple[PreTokenizer, ...] = (
 
 
 UNKNOWN = "unknown pre-tokenizer type"
-"""What llama.cpp says of another name than its own."""
+"""Part of llama.cpp's error for a name that it does not know."""
 
 
 def named(name: str) -> PreTokenizer:
-    """llama.cpp's pre-tokenizer of a name; without steps, if they are not known here."""
+    """The pre-tokenizer of this name; without steps if it is not in `KNOWN`."""
     return next((known for known in KNOWN if known.name == name), PreTokenizer(name, ()))
 
 
 def split_of(pre: PreTokenizer, *, ignore_merges: bool = False) -> list[str]:
-    """The expressions that split a text as the definition does, applied in order; empty if
-    llama.cpp's own pre-tokenizer already does, and takes words whole where `ignore_merges` asks.
+    """The expressions by which the worker splits a text, in order; empty if llama.cpp's own
+    pre-tokenizer splits exactly as defined and, if `ignore_merges` asks for it, takes words whole.
 
-    They are empty, too, where a word may be a space and a number: llama.cpp splits such a word
-    again, whatever a worker has split before.
+    Also empty if a word can be a space and a number: llama.cpp would split such a word again.
     """
     if pre.is_exact and pre.ignore_merges >= ignore_merges:
         return []
@@ -177,11 +176,11 @@ def split_of(pre: PreTokenizer, *, ignore_merges: bool = False) -> list[str]:
 
 
 def recognise(tokenizer: Mapping[str, Any]) -> PreTokenizer:
-    """llama.cpp's pre-tokenizer with the steps of a `tokenizer.json`. If it has none, but a worker
-    can split a text by the steps, they come with the name of the nearest, which is not exact.
+    """llama.cpp's pre-tokenizer with the steps of a `tokenizer.json`. If there is none, but the
+    worker can split by these steps, returns them under the nearest one's name, as not exact.
 
     Raises:
-        ModelError: no known pre-tokenizer has this definition, and a worker could not split by it;
+        ModelError: no known pre-tokenizer has this definition, and the worker cannot split by it;
             the message names the nearest.
     """
     found = list(steps_of(tokenizer.get("pre_tokenizer")))
@@ -209,8 +208,8 @@ def _likeness(text: str, known: PreTokenizer) -> float:
 
 
 def _is_ours_to_split(pre: PreTokenizer) -> bool:
-    """Whether a worker can split by these steps: into words that `source_tokenizer.NEUTRAL` leaves
-    whole, each of up to three numbers or of none. The texts of `corpus` are tried."""
+    """Whether the worker can split by these steps: each word of the texts of `corpus` must be one
+    that `source_tokenizer.NEUTRAL` leaves whole, of up to three numbers or without any."""
     from tokenizers import Regex
     from tokenizers.pre_tokenizers import Sequence, Split
 
@@ -226,7 +225,7 @@ def _is_ours_to_split(pre: PreTokenizer) -> bool:
 
 
 def unknown(name: str) -> ConfigError:
-    """What to answer to a name that llama.cpp does not have, which alone knows all of its own."""
+    """The error for a name that llama.cpp, which alone knows all of its names, has refused."""
     names = [known.name for known in KNOWN]
     hint = closest(name, names) or f"; among those that it has are {', '.join(names)}"
     return ConfigError(
@@ -235,8 +234,8 @@ def unknown(name: str) -> ConfigError:
 
 
 def steps_of(node: Any, *kinds: str) -> Iterator[Mapping[str, Any]]:
-    """The steps of a normalizer, pre-tokenizer or post-processor, with sequences flattened; of
-    these kinds, if some are named."""
+    """The steps of a normalizer, pre-tokenizer or post-processor, with sequences flattened; if
+    `kinds` are given, only steps of these."""
     if not isinstance(node, dict):
         return
     if node.get("type") == "Sequence":
@@ -277,7 +276,7 @@ def _canonical(step: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _split_step(step: Mapping[str, Any], pattern: str) -> str:
-    """A step whose every match is a piece, and what is between two; another kind matches none."""
+    """A split into the matches and the texts between them; any other equals no known one."""
     behavior, inverted = step.get("behavior"), bool(step.get("invert"))
     # `Removed` with `invert` keeps the matches as the pieces. That equals `Isolated` with a
     # pattern that matches everywhere.
@@ -293,7 +292,7 @@ def _split_step(step: Mapping[str, Any], pattern: str) -> str:
 
 
 def _pattern(node: Mapping[str, Any]) -> str:
-    """The expression with line ends as escapes; some files have them raw."""
+    """The expression, with line ends as escapes, which some files have raw."""
     pattern = node.get("pattern")
     if isinstance(pattern, dict):
         literal = re.escape(str(pattern.get("String", "")))

@@ -1,8 +1,8 @@
-"""Byte-level BPE vocabularies of byte strings by rank, where there is no `tokenizer.json`.
+"""Byte-level BPE vocabularies that list byte strings by rank instead of a `tokenizer.json`.
 
 Kimi's repositories have a `tiktoken.model`, a list of byte strings and ranks. Only Python code in
 the repository says how a text is split; that code is not run, and only Kimi's expression is known.
-Mistral's have a `tekken.json`, whose ranks come behind a fixed number of special tokens.
+Mistral's have a `tekken.json`, whose ranks follow a fixed number of special tokens.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from worker.errors import ModelError
 
 TIKTOKEN, TEKKEN = "tiktoken.model", "tekken.json"
 TEKKEN_SPLIT, _KIMI_SPLIT = "tekken", "kimi-k2"
-"""llama.cpp's names for how they split a text."""
+"""llama.cpp's names of their pre-tokenizers."""
 _OLD_SPECIAL = (
     "<unk> <s> </s> [INST] [/INST] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_RESULTS] "
     "[/TOOL_RESULTS] [TOOL_CALLS] [IMG] <pad> [IMG_BREAK] [IMG_END] [PREFIX] [MIDDLE] [SUFFIX] "
@@ -32,11 +32,11 @@ _ADDED = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "specia
 
 
 def ranked_definition(checkpoint: Checkpoint) -> dict[str, Any]:
-    """What one of the files says, in the form of a `tokenizer.json`; empty if there is none.
+    """The definition in one of these files, in the form of a `tokenizer.json`; empty without one.
 
     Raises:
-        ModelError: a line is not a byte string and a rank, a rank is none, or a `tekken.json` cuts
-            texts otherwise than all published ones, or has too few tokens.
+        ModelError: a line is not a byte string and a rank, a rank is out of range, or a
+            `tekken.json` has too few tokens or another expression than all published ones.
     """
     path = checkpoint.folder / TIKTOKEN
     if path.is_file():
@@ -98,8 +98,8 @@ def _of_ranks(
 
 
 def tekken_cuts(checkpoint: Checkpoint, tokenizer: Mapping[str, Any]) -> dict[str, Any]:
-    """The pre-tokenizer that a `tekken.json` says, if a `tokenizer.json` of bytes beside it says
-    another, as transformers before 4.57.3 made of it; else empty."""
+    """The pre-tokenizer of a `tekken.json`, if the byte-level `tokenizer.json` beside it has
+    another, as transformers before 4.57.3 wrote it; else empty."""
     steps = list(pre_tokenizers.steps_of(tokenizer.get("pre_tokenizer")))
     tekken = checkpoint.json(TEKKEN)
     if not tekken or not any(s["type"] == "ByteLevel" for s in steps):
@@ -109,7 +109,7 @@ def tekken_cuts(checkpoint: Checkpoint, tokenizer: Mapping[str, Any]) -> dict[st
 
 
 def _cuts(expressions: Sequence[str]) -> dict[str, Any]:
-    """A pre-tokenizer of a `tokenizer.json` that splits by these, and makes bytes letters."""
+    """A `tokenizer.json`'s pre-tokenizer that splits by these and maps bytes to characters."""
     cuts = [
         {"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": False}
         for expression in expressions

@@ -1,7 +1,7 @@
 """Finds the kind of a checkpoint's tokenizer and reads its vocabulary.
 
-Reads `tokenizer.json`, `tokenizer.model`, `tiktoken.model`, `added_tokens.json` and
-`tokenizer_config.json` without a tokenizer library. `check` compares the result with one.
+Parses `tokenizer.json`, `tokenizer.model`, `tiktoken.model`, `tekken.json`, `added_tokens.json` and
+`tokenizer_config.json`. `check` compares the result with the `tokenizers` library.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _read(checkpoint: Checkpoint, tokenizer: Mapping[str, Any], pre: str | None)
         return definition.wordpiece(tokenizer)
     if kind == "BPE":
         _check_bpe(tokenizer)
-        # Behind ByteLevel no character is without a token, so nothing falls back to bytes' own.
+        # After ByteLevel every character has a token, so byte_fallback never applies.
         if not has_bytes or any(steps_of(tokenizer.get("pre_tokenizer"), "ByteLevel")):
             return definition.byte_level(tokenizer, pre)
         if tokenizer["model"].get("ignore_merges"):
@@ -90,8 +90,8 @@ def _read(checkpoint: Checkpoint, tokenizer: Mapping[str, Any], pre: str | None)
 
 
 def _check_bpe(tokenizer: Mapping[str, Any]) -> None:
-    """Refuse what the texts of the check may not show: a replacement of what none of them has, and
-    merges that are left out by chance, however seldom."""
+    """Refuse what the texts of `check` might not reveal: replacements of characters that none of
+    them has, and rare BPE dropout."""
     for step in steps_of(tokenizer.get("normalizer"), "Replace"):
         if (step.get("pattern"), step.get("content")) != ({"String": " "}, SPACE):
             raise ModelError(
@@ -120,8 +120,8 @@ def _added_tokens(checkpoint: Checkpoint, tokenizer: Mapping[str, Any]) -> dict[
 
 
 def _special_texts(checkpoint: Checkpoint) -> set[str]:
-    """The tokens to which a role is given: as with transformers, `added_tokens.json` has others,
-    too, and does not say which are special."""
+    """The texts of tokens with a role. As in transformers, these are the special ones of
+    `added_tokens.json`, which does not say so itself."""
     found: set[str] = set()
     for file in ("tokenizer_config.json", "special_tokens_map.json"):
         for key, value in checkpoint.json(file).items():
@@ -135,13 +135,13 @@ def _special_texts(checkpoint: Checkpoint) -> set[str]:
 
 
 def _renamed(tokenizer: Mapping[str, Any]) -> list[str]:
-    """Notes on ids that an added token takes from another text.
+    """Notes on tokens that an added token of the same id replaces.
 
     Raises:
-        ModelError: two texts have one id, of which llama.cpp would know the second alone.
+        ModelError: two texts in one list have the same id; llama.cpp would know only the second.
     """
     vocab = (tokenizer.get("model") or {}).get("vocab") or {}
-    is_list = isinstance(vocab, list)  # whose places are the ids
+    is_list = isinstance(vocab, list)  # its indices are the ids
     texts = _by_id(((e[0], i) for i, e in enumerate(vocab)) if is_list else vocab.items())
     added = _by_id((e["content"], int(e["id"])) for e in tokenizer.get("added_tokens") or [])
     return [

@@ -40,7 +40,7 @@ def reference(folder: Path) -> Tokenizer:
             raise ModelError(f"{folder} has no tokenizer whose ids can be compared")
     except (ModelError, KeyboardInterrupt):
         raise
-    except BaseException as error:  # A panic of the library is no `Exception`.
+    except BaseException as error:  # A panic of the library is not an `Exception`.
         raise ModelError(
             f"the tokenizer in {folder} is refused by the tokenizers library: {error}"
         ) from None
@@ -50,8 +50,8 @@ def reference(folder: Path) -> Tokenizer:
 
 
 def _from_sentencepiece(model: SentencePieceModel, scheme: str) -> Tokenizer:
-    """Build a tokenizer of the library for a checkpoint that has only a `tokenizer.model`, whose
-    spaces are prepended by a scheme."""
+    """Build the library's tokenizer for a checkpoint that has only a `tokenizer.model`; `scheme` is
+    that of `sentencepiece.scheme_of`."""
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     steps: list[Any] = []

@@ -22,8 +22,8 @@ _BPE = 2
 
 
 def scheme_of(model: SentencePieceModel, settings: Mapping[str, Any]) -> str:
-    """As `_prepend_scheme`, of a `tokenizer.model` alone; `settings` are `tokenizer_config.json`,
-    of which transformers makes the definition that is not there."""
+    """A scheme of `_prepend_scheme` for a `tokenizer.model` alone. It follows from `settings`, the
+    `tokenizer_config.json`, as in transformers."""
     if not model.add_dummy_prefix or settings.get("add_prefix_space") is False:
         return "never"
     is_new = model.algorithm == _BPE and settings.get("legacy") is False
@@ -71,7 +71,7 @@ def from_bpe_json(tokenizer: Mapping[str, Any]) -> Vocabulary:
 
 
 def by_merges(tokenizer: Mapping[str, Any]) -> Metadata:
-    """What llama.cpp's kind for Gemma 4 has beside the scores, by which other readers go."""
+    """The keys of llama.cpp's tokenizer for Gemma 4; other readers go by the scores instead."""
     merges = [" ".join(pair) for pair in merges_of(tokenizer)]
     return {Keys.Tokenizer.MODEL: "gemma4", Keys.Tokenizer.MERGES: merges}
 
@@ -103,7 +103,7 @@ def _kind(text: str, unk: str | None) -> TokenType:
 
 
 def _set_prefix(vocabulary: Vocabulary, scheme: str) -> None:
-    """Set how a text's first word gets its space, by a scheme as `_prepend_scheme` has it.
+    """Set how a text's first word gets its space, by a scheme of `_prepend_scheme`.
 
     llama.cpp adds a space before a text and after each special token, even where there is one
     already. A `Metaspace` adds it only where there is none. For BPE, the worker therefore adds it
@@ -115,7 +115,7 @@ def _set_prefix(vocabulary: Vocabulary, scheme: str) -> None:
 
 
 def _prepend_scheme(tokenizer: Mapping[str, Any]) -> str:
-    """`always` (even where a space is there), or of a `Metaspace`: `first`, `each` or `never`."""
+    """`always` (even if there is a space), or for a `Metaspace` `first`, `each` or `never`."""
     if any(s.get("prepend") == SPACE for s in steps_of(tokenizer.get("normalizer"), "Prepend")):
         return "always"
     for step in steps_of(tokenizer.get("pre_tokenizer"), "Metaspace"):

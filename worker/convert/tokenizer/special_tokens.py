@@ -42,7 +42,7 @@ def special_tokens(
     The end token of a model that `embeds` is the one that its post-processor appends.
 
     Raises:
-        ModelError: a file names a BOS or EOS that the vocabulary does not have, no end that it has,
+        ModelError: a file names a BOS or EOS that is not a token, only ends beyond the vocabulary,
             or more ends than llama.cpp can hold.
     """
     ids = {role: i for role in _SLOTS if (i := _id_of(checkpoint, vocabulary, role)) is not None}
@@ -52,7 +52,7 @@ def special_tokens(
     edges = _edges(checkpoint.json("tokenizer.json").get("post_processor"))
     found: Metadata = {}
     if edges and (embeds or vocabulary.model == "bert"):
-        # Whatever is around a text: no other end or beginning of such a model means anything.
+        # What the post-processor adds: such a model uses no other beginning or end.
         before, after, between = edges
         found[Keys.Tokenizer.ADD_SEP] = is_separated = len(between) > len(after)
         if is_separated:
@@ -62,7 +62,7 @@ def special_tokens(
         if after:
             ids["eos"], ends = after[-1], [after[-1]]
             if vocabulary.model == "bert":
-                ids["sep"] = after[-1]  # which llama.cpp adds there, whatever the end is
+                ids["sep"] = after[-1]  # which llama.cpp appends, whatever EOS is
     if "eos" not in ids and ends:
         ids["eos"] = ends[0]
     lost = next((note for note in vocabulary.notes if "eos_token_id" in note), None)
@@ -100,8 +100,8 @@ def end_ids(checkpoint: Checkpoint, vocabulary: Vocabulary) -> list[int]:
 
 
 def _with_ids(checkpoint: Checkpoint, role: str) -> list[Mapping[str, Any]]:
-    """What says the ids of a role, in the order in which transformers asks it. A part of the model
-    is asked where nothing else says any."""
+    """The objects that have ids of a role, in transformers' order. `text_config` counts only if
+    nothing else has any."""
     files: list[Mapping[str, Any]] = [
         checkpoint.json("generation_config.json"),
         checkpoint.config,
@@ -111,7 +111,7 @@ def _with_ids(checkpoint: Checkpoint, role: str) -> list[Mapping[str, Any]]:
 
 
 def _is_token(i: Any, role: str, vocabulary: Vocabulary) -> TypeGuard[int]:
-    """Whether a file's id of a role is a token's; one that is too large gets a note."""
+    """Whether a file's id of a role is that of a token; adds a note if it is too large."""
     if type(i) is not int:
         return False
     if i >= len(vocabulary.tokens):
@@ -160,7 +160,7 @@ def _adds(
 ) -> bool:
     """Whether the tokenizer itself adds its BOS before, or its EOS after, a text; `edge` has the
     ids that its post-processor puts there."""
-    is_bert = vocabulary.model == "bert"  # llama.cpp always adds to its texts
+    is_bert = vocabulary.model == "bert"  # llama.cpp always adds both
     value = checkpoint.json("tokenizer_config.json").get(f"add_{role}_token")
     if isinstance(value, bool) and not is_bert:
         return value and role in ids

@@ -15,9 +15,9 @@ from worker.errors import ModelError
 from worker.llama import source_tokenizer
 
 SPACE = "\u2581"
-"""What SentencePiece has in a token for a space, and llama.cpp's WordPiece at a word's begin."""
+"""Stands for a space in SentencePiece's tokens, and begins a word in llama.cpp's WordPiece."""
 MOST_TOKENS = 1 << 20
-"""Far more than any vocabulary has; a gap in the ids is filled, so a bound must be here."""
+"""Far more than any vocabulary has. Gaps between ids are filled, so ids need a bound."""
 _LOOKS_SPECIAL = re.compile(r"<\|.*\|>|<｜.*｜>|<(pad|mask|unused\d+|reserved_\d+)>", re.DOTALL)
 """Texts that only a template should write, even if their definition does not call them special: in
 a user's message they would forge a turn."""
@@ -30,11 +30,11 @@ class AddedToken:
     text: str
     special: bool
     lstrip: bool = False
-    """The token takes the white space before it along."""
+    """The token absorbs the white space before it."""
     rstrip: bool = False
-    """The token takes the white space after it along."""
+    """The token absorbs the white space after it."""
     normalized: bool = False
-    """The token is searched in the normalised text, not in the text itself."""
+    """The token is searched for in the normalised text, not in the text itself."""
 
     @property
     def kind(self) -> TokenType:
@@ -61,7 +61,7 @@ class Vocabulary:
     lstrip: set[int] = field(default_factory=set)
     rstrip: set[int] = field(default_factory=set)
     special_rstrip: bool = False
-    """Whether a special token takes the white space after it along, as Phi-3's do."""
+    """Whether a special token absorbs the white space after it, as Phi-3's do."""
     settings: Metadata = field(default_factory=dict)
     """Further `tokenizer.ggml.*` keys for this kind of tokenizer."""
     notes: list[str] = field(default_factory=list)
@@ -82,7 +82,7 @@ class Vocabulary:
             self.scores[i] = score
 
     def add(self, added: Mapping[int, AddedToken], size: int) -> None:
-        """Place the added tokens; those without one of the embedding's `size` rows are left out."""
+        """Place the added tokens; those beyond the embedding's `size` rows are left out."""
         surplus = [token.text for i, token in sorted(added.items()) if i >= size]
         if surplus:
             names = ", ".join(map(repr, surplus[:3])) + ("…" if len(surplus) > 3 else "")
@@ -98,7 +98,7 @@ class Vocabulary:
             text = token.text
             if self.model in ("llama", "t5") and kind == TokenType.USER_DEFINED:
                 if SPACE in text and not token.normalized and self.tokens[i : i + 1] == [text]:
-                    literal = True  # Spaces never are one to the library, but what merges make.
+                    literal = True  # To the library it never matches spaces; merges do make it.
                     continue
                 # llama.cpp searches the text for these tokens before it replaces spaces.
                 text = text.replace(SPACE, " ")
