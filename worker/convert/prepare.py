@@ -121,39 +121,47 @@ def prepare(source: Path, options: Options) -> Conversion:
 
 
 def _prepare(source: Path, options: Options) -> Conversion:
+    importance = _importance(options)  # A missing matrix is reported before the weights are read.
     checkpoint = Checkpoint.open(source)
+    conversion = _planned(checkpoint, options)
+    try:
+        settings = sampling(checkpoint)
+        checkpoint.forget_json()
+        wanted = options.format.tensor_type or checkpoint.lossless_type()
+        conversion.tensors = [
+            replace(t, kind=t.kind or tensor_type(wanted, t.shape, t.keep_f32))
+            for t in conversion.tensors
+        ]
+        conversion.metadata = {
+            Keys.General.TYPE: "mmproj" if options.projector else "model",
+            Keys.General.NAME: _safe_name(options.name or name_of(source), conversion.vocabulary),
+            Keys.General.FILE_TYPE: options.format.file_type,
+            Keys.General.QUANTIZATION_VERSION: 2,
+            # `patch` looks for the digest's placeholder before the vocabulary.
+            **manifest.provenance(source, options.outtype, options.name),
+            **importance,
+            **({} if options.projector else settings),
+            **conversion.metadata,
+        }
+    except BaseException:
+        conversion.close()
+        raise
+    return conversion
+
+
+def _planned(checkpoint: Checkpoint, options: Options) -> Conversion:
     config = Config(checkpoint.config)
     family = architectures.family_of(config)
     scripts = upstream.classes(options.projector)
     if options.projector and options.format.tensor_type is None:
         raise ModelError(f"a projector can be f32, f16, bf16 or q8_0, not {options.outtype}")
     if family is not None and not options.projector:
-        conversion = _by_family(checkpoint, family, config, options)
-    elif scripts.intersection(map(str, config.items("architectures"))):
-        conversion = _by_script(checkpoint, options)
-    elif options.projector:
+        return _by_family(checkpoint, family, config, options)
+    if scripts.intersection(map(str, config.items("architectures"))):
+        return _by_script(checkpoint, options)
+    if options.projector:
         raise ModelError(f"{config.name}: no projector of this architecture can be converted")
-    else:
-        raise architectures.unknown(config, scripts)
-    settings = sampling(checkpoint)
-    checkpoint.forget_json()
-    wanted = options.format.tensor_type or checkpoint.lossless_type()
-    conversion.tensors = [
-        replace(t, kind=t.kind or tensor_type(wanted, t.shape, t.keep_f32))
-        for t in conversion.tensors
-    ]
-    conversion.metadata = {
-        Keys.General.TYPE: "mmproj" if options.projector else "model",
-        Keys.General.NAME: _safe_name(options.name or name_of(source), conversion.vocabulary),
-        Keys.General.FILE_TYPE: options.format.file_type,
-        Keys.General.QUANTIZATION_VERSION: 2,
-        # Before the vocabulary, so that `patch` finds the digest's placeholder near the beginning.
-        **manifest.provenance(source, options.outtype, options.name),
-        **_importance(options),
-        **({} if options.projector else settings),
-        **conversion.metadata,
-    }
-    return conversion
+    raise architectures.unknown(config, scripts)
 
 
 def _by_family(

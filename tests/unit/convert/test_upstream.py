@@ -29,8 +29,9 @@ from worker.commands import convert as cli
 from worker.convert import upstream
 from worker.convert.architectures import FAMILIES
 from worker.convert.checkpoint import Checkpoint
+from worker.convert.prepare import Options, prepare
 from worker.errors import ModelError
-from worker.models.gguf.header import read_header
+from worker.models.gguf.header import GgufHeader, read_header
 
 VISION: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3}
 VISION |= {"num_attention_heads": 2}
@@ -146,6 +147,24 @@ def test_room_is_counted_for_what_the_script_writes(
     monkeypatch.setattr("shutil.disk_usage", lambda path: free)
     with pytest.raises(ModelError, match=f"the script's file needs {2 * 4 * 64 * 96:,}"):
         upstream.convert(Checkpoint.open(tmp_path), tmp_path)
+
+
+def test_a_fault_after_the_script_leaves_no_file_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, scratch = checkpoint("llama", tmp_path), tmp_path / "scratch"
+    scratch.mkdir()
+    written = converted(source, tmp_path / "upstream.gguf", "--outtype", "f32")
+    edit(source / "config.json", architectures=["BloomForCausalLM"])
+
+    def convert(_source: Checkpoint, folder: Path, _projector: str) -> GgufHeader:
+        return read_header(Path(shutil.copy(written, folder)))
+
+    monkeypatch.setattr(upstream, "convert", convert)
+    options = Options("q4_k_m", imatrix=tmp_path / "nowhere", scratch=scratch)
+    with pytest.raises(ModelError, match="--imatrix .*nowhere"):
+        prepare(source, options)
+    assert list(scratch.iterdir()) == []
 
 
 @needs_torch
