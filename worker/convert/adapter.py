@@ -98,15 +98,15 @@ def _check_kind(folder: Path, config: dict[str, Any]) -> None:
         return ModelError(f"The adapter {str(folder)!r} {what}.", path=str(folder))
 
     if config.get("peft_type") != "LORA":
-        raise refuse(f"is of the type {config.get('peft_type')!r}; only LORA is served")
+        raise refuse(f"is of the type {config.get('peft_type')!r}; only LORA can be converted")
     for key, what in _REFUSED.items():
         if config.get(key):
             raise refuse(f"has {what} ({key}), which llama.cpp's adapters have no place for")
     begun = str(config.get("init_lora_weights")).lower()
     if begun.startswith(_OF_ANOTHER_BASE):
         raise refuse(
-            f"is for a base that its training changed (init_lora_weights {begun!r}); have PEFT "
-            "save it as a plain LoRA"
+            f"is for a base that its training changed (init_lora_weights {begun!r}); save it with "
+            "PEFT as a plain LoRA"
         )
     if config.get("bias", "none") != "none":
         raise refuse("trains biases, which llama.cpp's adapters have no place for")
@@ -123,14 +123,14 @@ def _pairs(folder: Path, config: dict[str, Any], base: GgufHeader) -> list[Pair]
         for name, info in infos.items():
             match = _PART.fullmatch(name)
             if match is None:
-                raise ModelError(f"The tensor {name!r} of {path} is no matrix of a LoRA adapter.")
+                raise ModelError(f"The tensor {name!r} of {path} is not a matrix of a LoRA.")
             if info.dtype not in READABLE or len(info.shape) != 2:
                 raise ModelError(f"The tensor {name!r} of {path} is not a matrix of floats.")
             parts.setdefault(match[1], {})[match[2]] = to_float32(source.read(info))
     pairs = []
     for module, found in parts.items():
         if set(found) != {"A", "B"} or found["A"].shape[0] != found["B"].shape[1]:
-            raise ModelError(f"The module {module!r} of {path} has no two matrices of one rank.")
+            raise ModelError(f"The module {module!r} of {path} lacks two matrices of one rank.")
         factor = _factor(config, module, found["A"].shape[0])
         if not abs(factor) < MOST:  # False for a NaN.
             raise ModelError(f"The scale of the module {module!r} of {path} is {factor}.")
@@ -183,8 +183,8 @@ def _rules(module: str, base: GgufHeader, there: Set[str], path: Path) -> list[t
             found.append([(rule, rule.target.replace("{i}", str(at.layer))) for rule in rules])
     if not found:
         raise ModelError(
-            f"The module {module!r} of {path} is none that can be adapted in a model of the "
-            f"architecture {base.architecture!r}.",
+            f"The module {module!r} of {path} cannot be adapted in a model of the architecture "
+            f"{base.architecture!r}.",
             path=str(path),
         )
     return next((each for each in found if there >= {name for _, name in each}), found[0])

@@ -104,8 +104,7 @@ class Config:
         elif not params.values:
             params = scaling
         elif any(params.values.get(key) != value for key, value in scaling.values.items()):
-            both = "rope_scaling and other rope_parameters, of which only one can be meant"
-            raise ModelError(f"{self.name} has {both}")
+            raise ModelError(f"{self.name}: rope_scaling and rope_parameters contradict each other")
         theta = params.number(
             "rope_theta", default=self.number("rope_theta", default=default_theta)
         )

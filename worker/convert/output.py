@@ -46,8 +46,8 @@ class OutputFile:
             self.partial.is_symlink() or not self.partial.is_file()
         ):
             raise ModelError(
-                f"{self.partial}, where {self.path.name} is written until it is whole, is there "
-                "and is no file; remove it, or name another file to write"
+                f"{self.partial}, where {self.path.name} is written until it is complete, exists "
+                "and is not a regular file; remove it, or choose another output file"
             )
         try:
             # A symlink created since that check is not followed: its target is somebody else's.
@@ -108,7 +108,7 @@ class OutputFile:
             os.fsync(self._file)
         if not self._overwrite and os.path.lexists(self.path):
             raise ModelError(
-                f"{self.path} came while it was converted, and is kept; --overwrite replaces it"
+                f"{self.path} appeared during the conversion and is kept; --overwrite replaces it"
             )
         os.replace(self.partial, self.path)
         self._committed = True

@@ -22,7 +22,7 @@ def check_config(config: Config, checkpoint: Checkpoint) -> None:
     n = len(checkpoint.tensors)
     for key in _COUNTS:
         if type(value := config.values.get(key)) is int and value > n:
-            raise ModelError(f"{config.name}: {key} is {value}, the checkpoint has {n} tensors")
+            raise ModelError(f"{config.name}: {key} is {value}, but the checkpoint has {n} tensors")
 
 
 def check_dims(config: Config, d: Dims, checkpoint: Checkpoint) -> None:

@@ -36,7 +36,7 @@ def read_pooling(checkpoint: Checkpoint) -> PoolingType | None:
         if kind == "Pooling":
             file = checkpoint.folder / str(module.get("path")) / "config.json"
             if not is_pooling_config(file) or file.parent.parent != checkpoint.folder:
-                raise ModelError(f"{path}: the folder of its pooling must be named as 1_Pooling is")
+                raise ModelError(f"{path}: its pooling needs a folder's name such as 1_Pooling")
             found = _pooling(file)
         elif kind == "Dense":
             _check_dense(checkpoint.folder / str(module.get("path")))
@@ -50,7 +50,7 @@ def _check_dense(folder: Path) -> None:
     activation = str(settings.get("activation_function")).rsplit(".", 1)[-1]
     if settings.get("bias") or activation != "Identity" or folder.name not in DENSE_MODULES:
         raise ModelError(
-            f"{folder}: llama.cpp has a dense module as a matrix alone, in "
+            f"{folder}: llama.cpp implements dense modules only as plain matrices, in "
             f"{' and '.join(DENSE_MODULES)}, without a bias or an activation"
         )
 
@@ -69,5 +69,5 @@ def _pooling(path: Path) -> PoolingType:
     if not others and settings.get("pooling_mode") in _NAMES:
         return _NAMES[settings["pooling_mode"]]
     if len(chosen) != 1 or len(others) != 1:
-        raise ModelError(f"{path}: of poolings llama.cpp has mean, CLS and last token, one at once")
+        raise ModelError(f"{path}: llama.cpp has one pooling, by mean, CLS or last token")
     return chosen[0]

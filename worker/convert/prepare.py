@@ -103,7 +103,7 @@ def prepare_checked(source: Path, options: Options) -> Conversion:
     if checked.differing:
         sentence = (
             f"token ids differ from the source's for {len(checked.differing)} of {checked.n_texts} "
-            f"test texts: llama.cpp splits otherwise {checked.reason}, as in "
+            f"test texts: llama.cpp splits differently {checked.reason}, as in "
             f"{checked.differing[0]!r}"
         )
         made.metadata[manifest.DIFFERENCE] = sentence
@@ -160,7 +160,7 @@ def _planned(checkpoint: Checkpoint, options: Options) -> Conversion:
     if scripts.intersection(map(str, config.items("architectures"))):
         return _by_script(checkpoint, options)
     if options.projector:
-        raise ModelError(f"{config.name}: no projector of this architecture can be converted")
+        raise ModelError(f"{config.name}: the projector of this architecture cannot be converted")
     raise architectures.unknown(config, scripts)
 
 
@@ -190,7 +190,7 @@ def _by_family(
         **({} if pooling is None else {Keys.LLM.POOLING_TYPE: int(pooling)}),
     }
     if metadata.get(Keys.Attention.CAUSAL) is False and family.head != "none":
-        why = f"it embeds texts, as is_causal is false, and no {MODULES} says how"
+        why = f"this is an embedding model (is_causal is false), but no {MODULES} has its pooling"
         raise ModelError(f"{config.name}: {why}")
     tensors = plan_tensors(checkpoint, family, config, dims)
     made = Conversion(checkpoint, options, family.architecture, metadata, tensors)
@@ -246,7 +246,7 @@ def _set_vocabulary(made: Conversion) -> None:
     except ModelError as error:
         if Keys.Tokenizer.LIST not in made.metadata:
             raise
-        made.notes.append(f"and the vocabulary: {error.message}")
+        made.notes.append(f"llama.cpp's own converter read the vocabulary, too: {error.message}")
         return
     embeds = Keys.LLM.POOLING_TYPE.format(arch=made.architecture) in made.metadata
     for key in [key for key in made.metadata if key.startswith("tokenizer.")]:
@@ -274,7 +274,7 @@ def _importance(options: Options) -> Metadata:
     if options.imatrix is None or options.format.tensor_type is not None:
         return {}
     if not options.imatrix.is_file():
-        raise ModelError(f"--imatrix {options.imatrix} is no file", path=str(options.imatrix))
+        raise ModelError(f"--imatrix {options.imatrix} is not a file", path=str(options.imatrix))
     return {manifest.IMATRIX: sha256_of_file(options.imatrix)}
 
 
@@ -287,7 +287,7 @@ def _notes(family: Family, config: Config, tensors: Iterable[OutputTensor]) -> I
         and config.values.get("tie_word_embeddings")
         and head != pieces.get("token_embd.weight")
     ):
-        yield "the output head is kept: tie_word_embeddings is true, but the embedding is another"
+        yield "the output head is kept: tie_word_embeddings is true, but the embedding differs"
     window = config.values.get("sliding_window")
     if family.ignores_window and isinstance(window, int) and window > 0:
         if window < config.integer("max_position_embeddings"):
@@ -302,7 +302,7 @@ def _left_out(
     for name in sorted(checkpoint.tensors):
         why = family.why_left_out(name, d)
         if why is None and name not in used and _is_head(family, name):
-            why = "the embedding, which has the same values, is in its place"
+            why = "the embedding has the same values and takes its place"
         if why:
             by_reason.setdefault(why, []).append(name)
     for why, names in by_reason.items():

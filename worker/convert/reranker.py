@@ -55,7 +55,7 @@ def with_classifier(
     ids = {label: vocabulary.id_of(label) for label in LABELS}
     found = {label: i for label, i in ids.items() if i is not None}
     if len(found) < len(LABELS):
-        raise ModelError(f"a reranker answers {' or '.join(LABELS)}, and both must be tokens")
+        raise ModelError(f"a reranker answers {' or '.join(LABELS)}, so both must be tokens")
     rows = Into("cls.output", make=_rows)
     classifier: Sources = {"embed_tokens.weight": ("token_embd", rows), "lm_head.weight": ()}
     if has_head or not config.flag("tie_word_embeddings", default=True):

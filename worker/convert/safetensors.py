@@ -121,5 +121,5 @@ def _tensor(path: Path, base: int, data_bytes: int, name: str, raw: msgspec.Raw)
         )
     if 8 * (end - begin) != math.prod(entry.shape) * _ITEM_BITS[entry.dtype]:
         shape = list(entry.shape)
-        raise error(f"of shape {shape} and type {entry.dtype} cannot take {end - begin} bytes")
+        raise error(f"of shape {shape} and type {entry.dtype} cannot have {end - begin} bytes")
     return TensorInfo(name, entry.dtype, entry.shape, path, base + begin, end - begin)

@@ -140,7 +140,7 @@ class Parts:
             return info
         if len(info.shape) != 2:
             raise ModelError(
-                f"tensor {info.name} has shape {list(info.shape)}, which is no matrix",
+                f"tensor {info.name} has shape {list(info.shape)}, which is not a matrix",
                 tensor=info.name,
             )
         return replace(info, shape=info.shape[::-1], is_turned=True)
@@ -215,12 +215,12 @@ def method_of(config: Config) -> Method:
         raise ModelError(
             f"{config.name}: weights quantised by {name}{said} cannot be converted; fp8, "
             "fbgemm_fp8, mxfp4, ModelOpt's FP8 and FP4, compressed-tensors' FP8, FP4 and integers, "
-            "gptq, awq (gemm of 4 bits), bitsandbytes and MLX's can. Give the checkpoint "
-            "that was quantised, or a GGUF",
+            "gptq, awq (gemm of 4 bits), bitsandbytes and MLX's can. Use the checkpoint "
+            "before its quantisation, or a GGUF",
             quant_method=name,
         )
     if section.section("transform_config").values:
-        raise ModelError(f"{section.name}: llama.cpp has no transform_config of activations")
+        raise ModelError(f"{section.name}: llama.cpp does not implement transform_config")
     groups = section.section("config_groups")
     weights = [groups.section(each).section("weights") for each in groups.values]
     blocks = [_block(section, "weight_block_size")]
@@ -337,8 +337,8 @@ def _scaled(
         zero = _zero(stored, weight, grid, packing, is_one_less=method.is_one_less)
         if method.is_symmetric and zero.of_rows(read, 0, weight.n_rows).any():
             raise ModelError(
-                f"tensor {stored.name} has other zeros than the middle number, which sym of the "
-                "quantization_config says is zero",
+                f"tensor {stored.name} has zero points other than the middle number, which sym of "
+                "the quantization_config requires",
                 tensor=stored.name,
             )
     elif method.has_zeros:
@@ -348,8 +348,8 @@ def _scaled(
     if names is _BYTES and (stored := parts.get("weight_format")):
         if stored.size_bytes != 1 or read(stored, 0, 1).any():
             raise ModelError(
-                f"tensor {stored.name} says that {numbers.name} is stored for one kind of GPU; "
-                "rows can be converted",
+                f"tensor {stored.name} says that {numbers.name} has the layout of one kind of GPU; "
+                "only plain rows can be converted",
                 tensor=stored.name,
             )
     table = FP4 if numbers.dtype == "U8" else None
@@ -511,7 +511,7 @@ def _blocks(
     n_values, columns = prod(state.shape), state.blocksize
     if 2 * numbers.size_bytes != n_values or n_values % columns:
         raise ModelError(
-            f"tensor {numbers.name} has {numbers.size_bytes} bytes, which are no blocks of "
+            f"tensor {numbers.name} has {numbers.size_bytes} bytes, which are not blocks of "
             f"{columns} values of four bits for {list(state.shape)}",
             tensor=numbers.name,
         )
@@ -537,11 +537,11 @@ def _state(parts: Parts, read: Read) -> _State:
     info = parts.get(fp4) or parts.needed(nf4)
     try:
         if info.dtype != "U8" or info.size_bytes > _MAX_STATE_BYTES:
-            raise ValueError(f"{info.size_bytes} bytes of type {info.dtype} are none")
+            raise ValueError(f"{info.size_bytes} bytes of type {info.dtype} cannot be one")
         return msgspec.json.decode(read(info, 0, info.n_rows).tobytes(), type=_State)
     except (ValueError, RecursionError) as error:
         raise ModelError(
-            f"tensor {info.name} is no description of a weight: {error}", tensor=info.name
+            f"tensor {info.name} is not a description of a weight: {error}", tensor=info.name
         ) from None
 
 
@@ -563,5 +563,5 @@ def _table(parts: Parts, end: str, n_values: int, read: Read) -> Values:
 
 def _unfit(info: TensorInfo, weight: TensorInfo) -> ModelError:
     shape = info.shape[::-1] if info.is_turned else info.shape
-    shapes = f"of shape {list(shape)} scales no {list(weight.shape)}"
+    shapes = f"of shape {list(shape)} cannot scale {list(weight.shape)}"
     return ModelError(f"tensor {info.name} {shapes}", tensor=info.name)

@@ -101,7 +101,7 @@ def plan_tensors(
             configuration requires; or a tensor is unknown, ruled out or of a wrong shape.
     """
     if d.kinds and len(d.kinds) != d.n_layers:
-        raise ModelError(f"{config.name} gives {len(d.kinds)} kinds of layers for {d.n_layers}")
+        raise ModelError(f"{config.name} has the kinds of {len(d.kinds)} layers for {d.n_layers}")
     outputs: dict[str, OutputTensor] = {}
     extra = {**llama3_factors(config, d), **family.extra_tensors(config, d)}
     for name, values in extra.items():
@@ -115,19 +115,19 @@ def plan_tensors(
     for instance in (each for each in instances if within_layer(each.name) in there):
         members = [instance.members[i] for i in sorted(instance.members)]
         if (last := max(instance.members)) >= len(members):
-            raise ModelError(f"{instance.name} lacks some of the members up to {last}")
+            raise ModelError(f"{instance.name} lacks some of its members up to number {last}")
         _check_readable(checkpoint, instance, members)
         outputs[instance.name] = _output(instance, members, d, made_shape)
     for name in family.lacking(config, there):
         raise ModelError(
-            f"{checkpoint.folder} lacks what becomes {name}, which a model of the "
+            f"{checkpoint.folder} lacks the source of {name}, which a model of the "
             f"{family.architecture} family with this {config.name} has",
             tensor=name,
         )
     for name in family.denied(config, there):
         raise ModelError(
-            f"{checkpoint.folder} has what becomes {name}, which a model with this {config.name} "
-            "has not: its own class passes over it, and llama.cpp does not",
+            f"{checkpoint.folder} has a source of {name}, which a model with this {config.name} "
+            "does not have: its own class ignores it, and llama.cpp would use it",
             tensor=name,
         )
     if family.head != "none":
@@ -263,7 +263,7 @@ def _parts(rule: Into, sources: list[TensorInfo], d: Dims) -> tuple[Shape, list[
     if shape[axis] % n:
         raise _misshapen(first, f"which cannot be cut into {n} parts")
     if rule.interleaved and (d.head_dim % 2 or first.n_rows % d.head_dim):
-        raise _misshapen(first, f"which is no whole number of heads of {d.head_dim} rows")
+        raise _misshapen(first, f"which is not a whole number of heads of {d.head_dim} rows")
     shape[axis] //= n
     heads = d.head_dim if rule.interleaved else 0
     if n == 1:
@@ -330,8 +330,8 @@ def _tie_head(
         tied = _are_equal(checkpoint, head, embedding)
     if not tied and family.head == "never":
         raise ModelError(
-            f"{checkpoint.folder} has an output head that differs from its embedding, llama.cpp's "
-            f"{family.architecture} has none of its own"
+            f"{checkpoint.folder} has an output head that differs from its embedding, but "
+            f"llama.cpp's {family.architecture} has no head of its own"
         )
     if tied:
         outputs.pop("output.weight", None)

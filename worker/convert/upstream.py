@@ -110,7 +110,7 @@ def _run(command: list[str], seconds: int) -> Mapping[str, str]:
             command, capture_output=True, text=True, timeout=seconds, env=environment, check=False
         )
     except subprocess.TimeoutExpired:
-        raise ModelError(f"llama.cpp's own converter did not end in {seconds} s") from None
+        raise ModelError(f"llama.cpp's own converter did not finish in {seconds} s") from None
     if done.returncode != 0:
         said = [line for line in done.stderr.splitlines() if line.strip()] or ["no reason given"]
         raise ModelError(f"llama.cpp's own converter failed: {said[-1].strip()[:500]}")

@@ -56,7 +56,7 @@ _SCALE_ERROR = 2.0**-25
 """The largest rounding error of a tiny scale: half of float16's smallest step. It allows for rows
 near zero, such as the embeddings of tokens that training never saw."""
 _OPTIONS = {
-    key: f"; {flag} is to be given, or not, as it was to the conversion"
+    key: f"; {flag} must be given as it was to the conversion"
     for key, flag in (
         (Keys.General.NAME, "--name"),
         (Keys.Tokenizer.PRE, "--pre-tokenizer"),
@@ -114,7 +114,7 @@ def _difference(wanted: Sequence[object], got: Sequence[object]) -> str:
     if not got:
         return "the file lacks it"
     if not wanted:
-        return "its source does not give it"
+        return "the source does not have it"
     pairs = zip_longest(wanted, got, fillvalue="nothing")
     a, b = next((a, b) for a, b in pairs if a != b)
     return f"it has {b!r:.80} instead of {a!r:.80}"
@@ -153,7 +153,7 @@ def _quantise_again(conversion: Conversion, file: Path, report: Report) -> None:
                 if sha256_of_range(file, entry.offset, entry.n_bytes) != sha256_of_range(
                     out.partial, other.offset, other.n_bytes
                 ):
-                    raise _differs(entry.name, "not those that llama.cpp's quantiser gives")
+                    raise _differs(entry.name, "not those that llama.cpp's quantiser writes")
 
 
 def check_tensors(conversion: Conversion, path: Path, report: Report) -> None:
@@ -200,9 +200,9 @@ def _placed(
         placed.append(replace(tensor, kind=entry.type_name, offset=entry.offset))
     end = max((t.offset + t.size_bytes for t in placed), default=0)
     if placed and (surplus := path.stat().st_size - end) >= gguf.GGUF_DEFAULT_ALIGNMENT:
-        raise ModelError(f"{path} has {surplus:,} bytes behind its last tensor")
+        raise ModelError(f"{path} has {surplus:,} bytes after its last tensor")
     if entries:
-        raise ModelError(f"{path} has tensor {min(entries)}, which its source does not give")
+        raise ModelError(f"{path} has tensor {min(entries)}, which does not come from the source")
     return sorted(placed, key=lambda tensor: tensor.offset)
 
 
@@ -212,13 +212,13 @@ def _check_rows(
     kind = tensor.kind
     if kind not in _LOSS:
         if not np.array_equal(encode(source, kind), written):
-            raise _differs(tensor.name, "not those that the source gives")
+            raise _differs(tensor.name, "not those that the source becomes")
         return
     values = to_float32(source).reshape(-1)
     lost, size = _rms(decode(written, kind) - values), _rms(values)
     share, times = _LOSS[kind]
     if not lost <= share * size + times * _SCALE_ERROR:  # False for a NaN.
-        raise _differs(tensor.name, f"{kind}, and {lost / max(size, 1e-30):.0%} of it are lost")
+        raise _differs(tensor.name, f"{kind} with an error of {lost / max(size, 1e-30):.0%}")
 
 
 def _rms(values: npt.NDArray[np.float32]) -> float:

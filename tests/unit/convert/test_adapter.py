@@ -103,9 +103,9 @@ def test_other_kinds_are_refused_by_name(
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("base_model.model.model.layers.0.self_attn.x_proj.lora_A.weight", "no two matrices"),
-        ("base_model.model.lm_head.lora_embedding_A", "no matrix of a LoRA"),
-        ("base_model.model.model.layers.0.self_attn.q_proj.bias", "no matrix of a LoRA"),
+        ("base_model.model.model.layers.0.self_attn.x_proj.lora_A.weight", "lacks two matrices"),
+        ("base_model.model.lm_head.lora_embedding_A", "not a matrix of a LoRA"),
+        ("base_model.model.model.layers.0.self_attn.q_proj.bias", "not a matrix of a LoRA"),
     ],
 )
 def test_odd_tensors_are_refused_by_name(base: Path, copy: Path, name: str, words: str) -> None:

@@ -206,7 +206,7 @@ def test_what_settings_deny_is_not_taken(name: str, key: str, target: str, tmp_p
     """transformers passes over such a tensor, and llama.cpp would add it."""
     folder = checkpoint(name, tmp_path)
     files.edit(folder / "config.json", **{key: False})
-    with pytest.raises(ModelError, match=f"has what becomes {target}, which a model with this"):
+    with pytest.raises(ModelError, match=f"has a source of {target}, which a model with this"):
         prepare.prepare(folder, Options())
 
 
@@ -281,5 +281,5 @@ def test_a_scaling_beside_other_parameters_is_refused(tmp_path: Path) -> None:
     """As a model card asks for it, of what transformers 5 has saved: one of them would be lost."""
     folder = checkpoint("qwen3", tmp_path)
     files.edit(folder / "config.json", rope_scaling={"type": "yarn", "factor": 4.0})
-    with pytest.raises(ModelError, match="has rope_scaling and other rope_parameters"):
+    with pytest.raises(ModelError, match="rope_scaling and rope_parameters contradict"):
         prepare.prepare(folder, Options())

@@ -163,11 +163,11 @@ CASES: list[tuple[str, Damage, str]] = [
     ("internlm-3", rope("dynamic", alpha=2), "dynamic up to max_position_embeddings"),
     ("qwen3", rope("yarn", beta_fast=8), "beta_fast"),
     *(
-        ("qwen3-next", rope("default", partial_rotary_factor=share), "dimensions are rotated of")
+        ("qwen3-next", rope("default", partial_rotary_factor=share), "dimensions of a head")
         for share in (1.5, 1e9)
     ),
-    ("phi-3", rope("default", partial_rotary_factor=1e9), "dimensions are rotated of"),
-    ("minimax-m2", config(rotary_dim=2**30), "dimensions are rotated of heads that have"),
+    ("phi-3", rope("default", partial_rotary_factor=1e9), "dimensions of a head would be rotated"),
+    ("minimax-m2", config(rotary_dim=2**30), "dimensions of a head would be rotated, but"),
     (
         "phi-3",
         rope("longrope", long_factor=[1.0] * 8, short_factor=[1e300] * 8),
@@ -326,7 +326,7 @@ def test_ends_beyond_the_vocabulary_are_told(
     converted(source, tmp_path / "m.gguf")
     assert "note: left out eos_token_id 99999: the vocabulary has" in capsys.readouterr().err
     end_nowhere(source)
-    assert "no other ends a text: the model would never stop" in fails(source, capsys)
+    assert "no other token ends a text: the model would never stop" in fails(source, capsys)
 
 
 @pytest.mark.parametrize("number", ["-1", "0", "1e3", "1025", "", "9" * 5000])
@@ -548,7 +548,7 @@ def test_an_importance_matrix_that_nothing_would_use_is_refused(
     assert "--imatrix is given, but nothing uses it" in capsys.readouterr().err
     given = ["--outtype", "q4_k_m", "--imatrix", str(TINY), "--progress", "none"]
     assert cli.run([str(TINY), str(target), *given]) == 3
-    assert f"--imatrix {TINY} is no file" in capsys.readouterr().err
+    assert f"--imatrix {TINY} is not a file" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
     matrix = tmp_path / "another.gguf"
     files.write_importance(matrix, {"blk.99.ffn_up.weight": np.linspace(1, 9, 256)})
@@ -622,7 +622,7 @@ def test_what_a_link_names_is_not_written_to(
     partial.unlink()
     os.mkfifo(partial)
     assert cli.run([str(TINY), str(tmp_path / "m.gguf"), "--outtype", flag]) == 3
-    assert "is no file" in capsys.readouterr().err
+    assert "is not a regular file" in capsys.readouterr().err
 
 
 def test_a_whole_file_goes_before_the_index_of_others(tmp_path: Path) -> None:
@@ -651,7 +651,7 @@ def test_a_file_that_came_during_a_conversion_is_kept(
 
     monkeypatch.setattr(convert, "prepare_checked", while_another_writes)
     assert cli.run([str(TINY), str(path), "--progress", "none"]) == 3
-    assert "m.gguf came while it was converted, and is kept" in capsys.readouterr().err
+    assert "m.gguf appeared during the conversion and is kept" in capsys.readouterr().err
     assert path.read_text() == "another's" and [*tmp_path.iterdir()] == [path]
     assert cli.run([str(TINY), str(path), "--overwrite", "--progress", "none"]) == 0
 
@@ -700,5 +700,5 @@ def test_a_pre_tokenizer_that_llama_cpp_does_not_have_is_refused_by_its_flag(
     given = ["--pre-tokenizer", name, "--progress", "none"]
     assert cli.run([str(TINY), str(target), *given]) == 2
     told = capsys.readouterr().err
-    assert f"--pre-tokenizer is {name!r}, which is none of llama.cpp's{hint}" in told
+    assert f"--pre-tokenizer is {name!r}, which llama.cpp does not have{hint}" in told
     assert ".llorch-convert" not in told and list(tmp_path.iterdir()) == []

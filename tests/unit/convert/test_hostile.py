@@ -82,7 +82,7 @@ CASES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no factor": (lambda f: rope(f, rope_type="linear", factor=0), "above 0"),
     "half a head": (lambda f: rope(f, partial_rotary_factor=0.5), "whole heads"),
     "windows": (lambda f: rope(f, sliding_attention={"rope_type": "yarn"}), "within windows"),
-    "gemma-3: kind": (lambda f: edit(f / "config.json", layer_types=["odd"]), "layer_types has"),
+    "gemma-3: kind": (lambda f: edit(f / "config.json", layer_types=["odd"]), "layer_types may"),
     "scale": (spare_scale, "model.layers.0.mlp.up_proj.weight_scale"),
     "4,000 digits": (lambda f: edit(f / "config.json", rms_norm_eps=10**4000), "must be a number"),
 }

@@ -379,7 +379,7 @@ def test_a_classifier_has_as_many_labels_as_rows(family: str, n_rows: int, tmp_p
 
 def test_a_ranker_of_bert_tells_that_llama_cpp_sees_one_kind_of_text(tmp_path: Path) -> None:
     source = checkpoint("bert-ranker", tmp_path)
-    note = "llama.cpp gives all tokens the type of the first text, the model its own to the second"
+    note = "llama.cpp gives all tokens the first text's type; the model has another for the second"
     assert note in prepared(source).notes
     edit(source / "config.json", type_vocab_size=1)
     assert note not in prepared(source).notes
@@ -391,4 +391,4 @@ def test_a_model_that_looks_both_ways_must_say_how_it_embeds(
     source = checkpoint("gte-qwen2", tmp_path)
     assert prepared(source).metadata["{arch}.attention.causal"] is False
     (source / "modules.json").unlink()
-    assert "is_causal is false, and no modules.json says how" in fails(source, capsys)
+    assert "(is_causal is false), but no modules.json" in fails(source, capsys)

@@ -84,7 +84,7 @@ def test_a_tokenizer_json_beside_it_is_cut_as_it_says(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>"}))
     compare(folder, "expected.json", 2000)
     (note,) = read_vocabulary(Checkpoint(folder, {}, {}), 2000).notes
-    assert note == "texts are cut as tekken.json says, not as tokenizer.json beside it"
+    assert note == "texts are split as tekken.json says, not as the tokenizer.json beside it does"
 
 
 def test_another_way_to_cut_is_refused(folder: Path) -> None:

@@ -51,7 +51,7 @@ def test_a_checkpoint_with_it_is_converted(tmp_path: Path, folder: Path) -> None
 
 
 def test_an_unknown_way_to_cut_and_a_damaged_file_are_refused(folder: Path) -> None:
-    with pytest.raises(ModelError, match="Python code alone"):
+    with pytest.raises(ModelError, match="only Python code"):
         read_vocabulary(Checkpoint(folder, {"model_type": "qwen"}, {}), 700)
     (folder / "tiktoken.model").write_text("IQ== 0\nIQ=\n")
     with pytest.raises(ModelError, match="line 2"):

@@ -220,7 +220,7 @@ def unmerged(definition: dict[str, Any]) -> None:
     [
         (single_word, "'<tool>' .*single_word"),
         (replacing, "replaces .*Zyxwvut.* by 'X'"),
-        (dropping, "by chance .dropout is 1e-06."),
+        (dropping, "at random .dropout is 1e-06."),
         (unmerged, "ignore_merges takes words such as 'Zyxwvut' whole"),
     ],
 )
@@ -427,7 +427,7 @@ def test_wordpiece(tmp_path: Path, lowercase: bool, named: bool) -> None:
     assert ids(model, word) != source.encode(word, add_special_tokens=False).ids == [1]
     model.close()
     notes = vocabulary_of(tmp_path, 900).notes
-    assert any("more than 100 characters is one [UNK]" in note for note in notes)
+    assert any("more than 100 characters becomes one [UNK]" in note for note in notes)
 
 
 def test_a_source_that_cannot_split_a_text_is_told(tmp_path: Path) -> None:

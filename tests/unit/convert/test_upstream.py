@@ -337,7 +337,7 @@ def test_a_projector_is_what_the_script_means_and_loads(name: str, tmp_path: Pat
 
 def test_what_has_no_projector_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = checkpoint("llama", tmp_path)
-    assert "no projector" in fails(source, capsys, "--mmproj")
+    assert "the projector of this" in fails(source, capsys, "--mmproj")
 
 
 @needs_torch

@@ -113,7 +113,7 @@ def test_values_that_the_type_can_hold_may_not_be_lost(tmp_path: Path) -> None:
     with target.open("r+b") as file:
         file.seek(tensor.offset)
         file.write(bytes(tensor.n_bytes))
-    with pytest.raises(ModelError, match=f"{tensor.name} .* Q6_K, and 100% of it are lost"):
+    with pytest.raises(ModelError, match=f"{tensor.name} .* Q6_K with an error of 100%"):
         check(source, target)
 
 
@@ -125,10 +125,10 @@ def test_a_pre_tokenizer_and_a_name_that_were_given_are_given_again(
     assert verified(source, target, *flags) == 0
     assert verified(source, target, *flags[2:]) == 3
     told = capsys.readouterr().err
-    assert "general.name failed: it has 'Mine' instead of 'llama'; --name is to be given" in told
+    assert "general.name failed: it has 'Mine' instead of 'llama'; --name must be given" in told
     assert verified(source, target, *flags[:2]) == 3
     told = capsys.readouterr().err
-    assert "tokenizer.ggml.pre failed" in told and "--pre-tokenizer is to be given" in told
+    assert "tokenizer.ggml.pre failed" in told and "--pre-tokenizer must be given" in told
 
 
 def test_a_key_that_one_side_lacks_is_told_as_that(
@@ -139,8 +139,8 @@ def test_a_key_that_one_side_lacks_is_told_as_that(
     target = converted(source, tmp_path / "model.gguf", "--outtype", "q4_k_m")
     assert verified(source, target, "--imatrix", str(matrix)) == 3
     told = capsys.readouterr().err
-    assert "imatrix_sha256 failed: the file lacks it; --imatrix is to be given, or not" in told
-    assert verify._difference([], ["string", "x"]) == "its source does not give it"
+    assert "imatrix_sha256 failed: the file lacks it; --imatrix must be given as it was" in told
+    assert verify._difference([], ["string", "x"]) == "the source does not have it"
 
 
 @pytest.mark.parametrize("outtype", ["f16", "q4_k_m"])
@@ -152,4 +152,4 @@ def test_bytes_that_belong_to_no_tensor_are_found(
     with target.open("ab") as file:
         file.write(bytes(400))
     assert verified(source, target) == 3
-    assert "bytes behind its last tensor" in capsys.readouterr().err
+    assert "bytes after its last tensor" in capsys.readouterr().err

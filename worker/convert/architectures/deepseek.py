@@ -85,7 +85,7 @@ def _check(config: Config, d: Dims) -> None:
         raise ModelError(f"{config.name}: mscale and mscale_all_dim must be equal for llama.cpp")
     if (not d.more["q_rank"]) != (d.n_layers in _LITE_LAYERS):
         raise ModelError(
-            f"{config.name}: q_lora_rank is {config.values.get('q_lora_rank')}, llama.cpp's "
+            f"{config.name}: q_lora_rank is {config.values.get('q_lora_rank')}, but llama.cpp's "
             f"deepseek2 has none in models of {_LITE_LAYERS} layers and one in all others"
         )
 

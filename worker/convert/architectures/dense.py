@@ -115,7 +115,7 @@ def _check_windows(config: Config, d: Dims) -> None:
     window = config.count("sliding_window") if config.flag("use_sliding_window") else 0
     if "sliding_attention" in kinds and 0 < window < config.integer("max_position_embeddings"):
         raise ModelError(
-            f"{config.name}: use_sliding_window is True, llama.cpp attends to the whole context"
+            f"{config.name}: use_sliding_window is True, but llama.cpp attends to the whole context"
         )
 
 
@@ -174,8 +174,8 @@ OLMO3 = replace(OLMO2, names=("Olmo3ForCausalLM",), windows=4, check=_check_olmo
 def _check_exaone4(config: Config, d: Dims) -> None:
     if config.has("sliding_window") != (d.n_layers == 64):
         raise ModelError(
-            f"{config.name}: sliding_window is {config.values.get('sliding_window')}, llama.cpp's "
-            "exaone4 has windows in models of 64 layers and in no others"
+            f"{config.name}: sliding_window is {config.values.get('sliding_window')}, but "
+            "llama.cpp's exaone4 has windows in models of 64 layers and in no others"
         )
 
 

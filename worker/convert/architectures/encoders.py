@@ -80,7 +80,7 @@ def _ranker(family: Family, *names: str) -> Family:
 def _one_type(config: Config) -> Iterator[str]:
     if config.integer("type_vocab_size", default=1) > 1:
         yield (
-            "llama.cpp gives all tokens the type of the first text, the model its own to the second"
+            "llama.cpp gives all tokens the first text's type; the model has another for the second"
         )
 
 

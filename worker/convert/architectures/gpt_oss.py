@@ -66,7 +66,7 @@ _SOURCES: Sources = {
 
 def _notes(config: Config) -> Iterator[str]:
     if config.rope().params.values.get("truncate") is False:
-        yield "llama.cpp rounds the ends of YaRN's ramp to whole dimensions, the source does not"
+        yield "llama.cpp rounds the ends of YaRN's ramp to whole dimensions; the source does not"
 
 
 GPT_OSS = Family(

@@ -59,7 +59,7 @@ def _granite_dims(config: Config) -> Dims:
 
 def _check_granite(config: Config, d: Dims) -> None:
     if d.more["inner"] != 2 * d.n_embd:
-        raise ModelError(f"{config.name}: llama.cpp's granitehybrid has mamba_expand 2 only")
+        raise ModelError(f"{config.name}: llama.cpp's granitehybrid implements mamba_expand 2 only")
 
 
 _GRANITE_4: Mapping[str, Setting] = {

@@ -38,7 +38,7 @@ def _check_scale(config: Config) -> None:
     scale = config.integer("max_position_embeddings") / params.integer(TRAINED)
     factor = params.number("factor", default=scale)
     if not params.has("attention_factor") and not math.isclose(factor, scale):
-        raise ModelError(f"{params.name}: its factor is {factor}, and {scale} that of the contexts")
+        raise ModelError(f"{params.name}: factor is {factor}, but the contexts' ratio is {scale}")
 
 
 def _factors(config: Config, d: Dims) -> Mapping[str, npt.NDArray[np.float32]]:

@@ -26,7 +26,7 @@ def of_family(family: Family, config: Config, d: Dims) -> Metadata:
     n_rotated = found.get(Keys.Rope.DIMENSION_COUNT, 0)
     length = found.get(Keys.Attention.KEY_LENGTH, d.head_dim)
     if isinstance(n_rotated, int) and isinstance(length, int) and n_rotated > length:
-        what = f"{n_rotated} dimensions are rotated of heads that have {length}"
+        what = f"{n_rotated} dimensions of a head would be rotated, but a head has {length}"
         raise ModelError(f"{config.name}: {what}")
     return found
 
@@ -148,7 +148,7 @@ def windows(config: Config, d: Dims, period: int) -> Metadata:
         kinds = [str(kind) for kind in config.items("layer_types")]
         layers = [_WINDOWED.get(kind, False) for kind in kinds]
         if not _WINDOWED.keys() >= set(kinds):
-            raise ModelError(f"{config.name}: layer_types has others than {', '.join(_WINDOWED)}")
+            raise ModelError(f"{config.name}: layer_types may only have {', '.join(_WINDOWED)}")
     return {
         Keys.Attention.SLIDING_WINDOW: config.integer("sliding_window"),
         Keys.Attention.SLIDING_WINDOW_PATTERN: layers,
@@ -303,13 +303,13 @@ def require(config: Config, d: Dims, settings: Mapping[str, object]) -> None:
         value = allowed[0] if value is None else value
         if value not in allowed:
             choice = " or ".join(str(a) for a in allowed)
-            raise ModelError(f"{config.name}: {key} is {value!r}, llama.cpp implements {choice}")
+            raise ModelError(f"{config.name}: {key} is {value!r}; llama.cpp implements {choice}")
 
 
 def check(family: Family, config: Config, d: Dims) -> None:
     _check_rope(family, config)
     local = config.section("rope_parameters").section("sliding_attention")
     if local.text("rope_type", "default") != "default":
-        raise ModelError(f"{local.name}: llama.cpp scales no rotation within windows")
+        raise ModelError(f"{local.name}: llama.cpp cannot scale the rotation within windows")
     require(config, d, family.requires)
     family.check(config, d)

@@ -252,7 +252,7 @@ class Family:
     """Refuses other settings that llama.cpp does not implement."""
 
     def text_part(self) -> Family:
-        ignored = {**self.ignored, _NOT_TEXT: "they see and hear, which --mmproj converts"}
+        ignored = {**self.ignored, _NOT_TEXT: "they are for media, which --mmproj converts"}
         return replace(
             self, names=self.multimodal, multimodal=(), section="text_config", ignored=ignored
         )

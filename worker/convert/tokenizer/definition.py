@@ -42,8 +42,8 @@ def byte_level(tokenizer: Mapping[str, Any], pre: str | None) -> Vocabulary:
         check_merged(tokenizer)
     if known.steps and known not in pre_tokenizers.KNOWN:
         vocabulary.notes.append(
-            "llama.cpp has no pre-tokenizer of this definition: a worker splits texts by it, other "
-            f"programs as {known.name} does"
+            "llama.cpp has no pre-tokenizer of this definition: the worker splits texts by it, "
+            f"other programs as {known.name} does"
         )
     return vocabulary
 
@@ -69,7 +69,7 @@ def check_merged(tokenizer: Mapping[str, Any]) -> None:
         if made != [text] and not _OF_A_BYTE.fullmatch(text):
             raise ModelError(
                 f"tokenizer.json: ignore_merges takes words such as {text!r} whole, which no "
-                "merges make; llama.cpp does not for this kind of tokenizer"
+                "merges make; llama.cpp does not do so for this kind of tokenizer"
             )
 
 
@@ -89,8 +89,8 @@ def wordpiece(tokenizer: Mapping[str, Any]) -> Vocabulary:
         vocabulary.special_ids["unk"] = unk
     longest = int(model.get("max_input_chars_per_word", 100))
     vocabulary.notes.append(
-        f"a word of more than {longest} characters is one {model.get('unk_token')} to the "
-        "tokenizer, and pieces to llama.cpp"
+        f"a word of more than {longest} characters becomes one {model.get('unk_token')} in the "
+        "tokenizer, but pieces in llama.cpp"
     )
     for step in steps_of(tokenizer.get("normalizer"), "BertNormalizer"):
         if not (step.get("clean_text", True) and step.get("handle_chinese_chars", True)):

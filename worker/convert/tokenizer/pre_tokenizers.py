@@ -195,9 +195,9 @@ def recognise(tokenizer: Mapping[str, Any]) -> PreTokenizer:
     if found and found[-1].get("type") == "ByteLevel" and _is_ours_to_split(ours):
         return ours
     raise ModelError(
-        f"tokenizer.json: the pre-tokenizer ({text}) is none that llama.cpp is known to have; "
+        f"tokenizer.json: llama.cpp has no known pre-tokenizer of this definition ({text}); "
         f"the nearest is {nearest.name} ({'; '.join(nearest.steps)}), "
-        "which --pre-tokenizer would choose",
+        f"which --pre-tokenizer {nearest.name} selects",
         pre_tokenizer=text,
         nearest=nearest.name,
     )
@@ -229,7 +229,7 @@ def unknown(name: str) -> ConfigError:
     names = [known.name for known in KNOWN]
     hint = closest(name, names) or f"; among those that it has are {', '.join(names)}"
     return ConfigError(
-        f"--pre-tokenizer is {name!r}, which is none of llama.cpp's{hint}", field="pre_tokenizer"
+        f"--pre-tokenizer is {name!r}, which llama.cpp does not have{hint}", field="pre_tokenizer"
     )
 
 

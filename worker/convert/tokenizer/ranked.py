@@ -65,8 +65,8 @@ def _tekken(tekken: Mapping[str, Any], path: Path) -> dict[str, Any]:
     for entry in listed:
         if not 0 <= (rank := int(entry["rank"])) < n_special:
             raise ModelError(
-                f"{path}: the special token {entry['token_str']!r} has the rank {rank}, which is "
-                f"none of {n_special}"
+                f"{path}: the special token {entry['token_str']!r} has the rank {rank}, "
+                f"but there are {n_special}"
             )
         special[rank] = str(entry["token_str"])
     added = [{"id": i, "content": text, "special": True} for i, text in enumerate(special)]

@@ -40,7 +40,7 @@ def read_vocabulary(checkpoint: Checkpoint, vocab_size: int, pre: str | None = N
         vocabulary = _read(checkpoint, tokenizer, pre)
         if cuts:
             vocabulary.notes.append(
-                f"texts are cut as {TEKKEN} says, not as tokenizer.json beside it"
+                f"texts are split as {TEKKEN} says, not as the tokenizer.json beside it does"
             )
         if vocabulary.model != "bert":  # Its normalizer has no such steps.
             forms = steps_of(tokenizer.get("normalizer"), *_NORMAL_FORMS)
@@ -61,8 +61,8 @@ def _read(checkpoint: Checkpoint, tokenizer: Mapping[str, Any], pre: str | None)
     if not checkpoint.json("tokenizer.json") and (folder / TIKTOKEN).is_file():
         if checkpoint.config.get("model_type") not in _CUT_AS_KIMI:
             raise ModelError(
-                f"{folder}: how texts are cut is said in Python code alone, beside its "
-                f"{TIKTOKEN}; that of {', '.join(_CUT_AS_KIMI)} is known"
+                f"{folder}: only Python code says how to split texts for its {TIKTOKEN}, "
+                f"and only that of {', '.join(_CUT_AS_KIMI)} is known"
             )
     kind, has_bytes = (model.get("type"), model.get("byte_fallback")) if model else (None, None)
     if kind == "WordPiece":
@@ -96,12 +96,12 @@ def _check_bpe(tokenizer: Mapping[str, Any]) -> None:
         if (step.get("pattern"), step.get("content")) != ({"String": " "}, SPACE):
             raise ModelError(
                 f"tokenizer.json: its normalizer replaces {step.get('pattern')} by "
-                f"{step.get('content')!r}, which llama.cpp does not"
+                f"{step.get('content')!r}, which llama.cpp does not do"
             )
     if dropout := tokenizer["model"].get("dropout"):
         raise ModelError(
-            f"tokenizer.json: its model leaves out merges by chance (dropout is {dropout}), so a "
-            "text has other tokens each time; set dropout to null, as after training"
+            f"tokenizer.json: its model skips merges at random (dropout is {dropout}), so a text "
+            "has different tokens each time; set dropout to null, as after training"
         )
 
 
@@ -162,8 +162,8 @@ def _by_id(tokens: Iterable[tuple[str, int]]) -> dict[int, str]:
 def _added(entry: Mapping[str, Any]) -> AddedToken:
     if entry.get("single_word"):
         raise ModelError(
-            f"tokenizer.json: the added token {entry['content']!r} is one only as a word of its "
-            "own (single_word); llama.cpp takes it within words, too"
+            f"tokenizer.json: the added token {entry['content']!r} matches only whole words "
+            "(single_word); llama.cpp would match it within words, too"
         )
     flags = {key: bool(entry.get(key)) for key in ("special", "lstrip", "rstrip", "normalized")}
     return AddedToken(str(entry["content"]), **flags)

@@ -67,14 +67,14 @@ def special_tokens(
         ids["eos"] = ends[0]
     lost = next((note for note in vocabulary.notes if "eos_token_id" in note), None)
     if lost and "eos" not in ids and not embeds and _ENDS_BY_NAME.isdisjoint(vocabulary.tokens):
-        raise ModelError(f"{lost}, and no other ends a text: the model would never stop")
+        raise ModelError(f"{lost}, and no other token ends a text: the model would never stop")
     # llama.cpp has three slots for ends, and knows some other ends by their text.
     tokens = vocabulary.tokens
     unnamed = [i for i in ends if i != ids.get("eos") and tokens[i] not in _ENDS_BY_NAME]
     if len(unnamed) > 2:
         raise ModelError(
-            f"generation_config.json has {len(ends)} eos_token_id; llama.cpp can be told of 3 and "
-            f"knows others by name, {tokens[unnamed[2]]!r} is not among them"
+            f"generation_config.json has {len(ends)} eos_token_id; a GGUF has room for 3, and "
+            f"llama.cpp knows others by name, but not {tokens[unnamed[2]]!r}"
         )
     found |= {_SLOTS[role]: i for role, i in ids.items()}
     found |= zip((Keys.Tokenizer.EOT_ID, Keys.Tokenizer.EOM_ID), unnamed, strict=False)

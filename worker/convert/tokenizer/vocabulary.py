@@ -110,7 +110,7 @@ class Vocabulary:
                 self.special_rstrip |= token.special
         if literal:
             self.notes.append(
-                "U+2581 in a text is as a space to llama.cpp; the tokenizer has added tokens of it"
+                "llama.cpp treats U+2581 in a text as a space; the tokenizer has added tokens of it"
             )
 
     def fit(self, size: int) -> None:
