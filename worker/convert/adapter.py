@@ -102,10 +102,10 @@ def _check_kind(folder: Path, config: dict[str, Any]) -> None:
     for key, what in _REFUSED.items():
         if config.get(key):
             raise refuse(f"has {what} ({key}), which llama.cpp's adapters have no place for")
-    begun = str(config.get("init_lora_weights")).lower()
-    if begun.startswith(_OF_ANOTHER_BASE):
+    init = str(config.get("init_lora_weights")).lower()
+    if init.startswith(_OF_ANOTHER_BASE):
         raise refuse(
-            f"is for a base that its training changed (init_lora_weights {begun!r}); save it with "
+            f"is for a base that its training changed (init_lora_weights {init!r}); save it with "
             "PEFT as a plain LoRA"
         )
     if config.get("bias", "none") != "none":

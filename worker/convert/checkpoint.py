@@ -88,8 +88,8 @@ class Checkpoint:
         return self._stored_rows(info, first, count)
 
     def _stored_rows(self, info: TensorInfo, first: int, count: int) -> npt.NDArray[Any]:
-        if info.is_turned:
-            return self._turned_rows(info, first, count)
+        if info.is_transposed:
+            return self._transposed_rows(info, first, count)
         data = self._bytes(info, first * info.row_bytes, count * info.row_bytes)
         return data.view(READABLE.get(info.dtype, _RAW)).reshape(count, -1)
 
@@ -102,7 +102,7 @@ class Checkpoint:
             )
         return out
 
-    def _turned_rows(self, info: TensorInfo, first: int, count: int) -> npt.NDArray[Any]:
+    def _transposed_rows(self, info: TensorInfo, first: int, count: int) -> npt.NDArray[Any]:
         step, end = max(1, _TILE_BYTES // max(1, info.row_bytes)), first + count
         parts = []
         for start in range(first - first % step, end, step):

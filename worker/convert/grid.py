@@ -102,7 +102,7 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class Scaled:
-    """A weight as (numbers - zero) * scale + least, each part read from a grid."""
+    """A weight as (numbers - zero) * scale + shift, each part read from a grid."""
 
     numbers: Grid
     width: int
@@ -116,7 +116,7 @@ class Scaled:
     """Added to the scales."""
     zero: Grid | None = None
     """Zero points."""
-    least: Grid | None = None
+    shift: Grid | None = None
     """Added to the products, as MLX's biases are."""
     order: npt.NDArray[np.int32] | None = None
     """For each column, the column of its scale, if these are not in order."""
@@ -146,8 +146,8 @@ class Scaled:
         if self.zero is not None:
             values -= self._spread(self.zero.of_rows(read, first, count))
         values *= self._spread(scale)
-        if self.least is not None:
-            values += self._spread(self.least.of_rows(read, first, count))
+        if self.shift is not None:
+            values += self._spread(self.shift.of_rows(read, first, count))
         if self.times != 1:
             values *= np.float32(self.times)
         return values

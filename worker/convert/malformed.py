@@ -26,8 +26,8 @@ def bounded_faults(source: Path) -> Iterator[None]:
     except ModelError as error:  # It may quote what a file says, which may be long.
         raise ModelError(_brief(error.message), **error.details) from error.__cause__
     except (*_FAULTS, MemoryError) as error:
-        said = f"{source} is malformed: {type(error).__name__} {error}"
-        raise ModelError(_brief(said), path=str(source)) from error
+        message = f"{source} is malformed: {type(error).__name__} {error}"
+        raise ModelError(_brief(message), path=str(source)) from error
 
 
 def _brief(sentence: str) -> str:

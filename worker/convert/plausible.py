@@ -28,7 +28,7 @@ def check_config(config: Config, checkpoint: Checkpoint) -> None:
 def check_dims(config: Config, d: Dims, checkpoint: Checkpoint) -> None:
     shapes = (info.shape for info in checkpoint.tensors.values() if info.size_bytes)
     most = _SLACK * max((*(n for shape in shapes for n in shape), len(checkpoint.tensors)))
-    for name, size in {**asdict(d), **d.more}.items():
+    for name, size in {**asdict(d), **d.extra}.items():
         if isinstance(size, int) and size > most:
-            said = f"{config.name}: a size ({name}) of {size} is more than the checkpoint's tensors"
-            raise ModelError(f"{said} can have")
+            what = f"{config.name}: a size ({name}) of {size} is more than the checkpoint's tensors"
+            raise ModelError(f"{what} can have")

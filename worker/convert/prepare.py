@@ -172,8 +172,8 @@ def _by_family(
     dims = family.dims(config)
     plausible.check_dims(config, dims, checkpoint)
     family_metadata.check(family, config, dims)
-    turned = [t for name, t in checkpoint.tensors.items() if name.endswith(".conv1d.weight")]
-    if any(len(t.shape) > 2 and t.shape[1] > t.shape[2] for t in turned):
+    filters = [t for name, t in checkpoint.tensors.items() if name.endswith(".conv1d.weight")]
+    if any(len(t.shape) > 2 and t.shape[1] > t.shape[2] for t in filters):
         # MLX stores filters as (channels, kernel, 1), and has already added 1 to the norms.
         family = replace(family, norm_plus=0.0)
     pooling = read_pooling(checkpoint)
@@ -186,7 +186,7 @@ def _by_family(
         family, dims = reranker.with_classifier(family, config, dims, vocabulary, has_head=has_head)
     metadata: Metadata = {
         **family_metadata.of_family(family, config, dims),
-        **family.tensor_metadata(checkpoint, dims),
+        **family.checkpoint_metadata(checkpoint, dims),
         **({} if pooling is None else {Keys.LLM.POOLING_TYPE: int(pooling)}),
     }
     if metadata.get(Keys.Attention.CAUSAL) is False and family.head != "none":
@@ -210,8 +210,8 @@ def text_config(family: Family, whole: Config) -> Config:
         if whole.has(tie := "tie_word_embeddings"):
             # Either level ties the head, but not a section that only repeats its class's default.
             default = completed(config.changed(**{tie: None})).values.get(tie)
-            is_told = config.values.get(tie, False) and not default
-            config = config.changed(**{tie: whole.values[tie] or is_told})
+            ties = config.values.get(tie, False) and not default
+            config = config.changed(**{tie: whole.values[tie] or ties})
     config = config.changed(model_type=config.text("model_type", whole.text("model_type", "")))
     check_settled(config)
     return family.config(completed(config))
@@ -226,7 +226,7 @@ def _by_script(checkpoint: Checkpoint, options: Options) -> Conversion:
             checkpoint, scratch.path, options.outtype if options.projector else ""
         )
         metadata = upstream.metadata(header) | {manifest.SCRIPT: "convert_hf_to_gguf.py"}
-        tensors = upstream.tensors(header, as_they_are=options.projector)
+        tensors = upstream.tensors(header, unchanged=options.projector)
         made = Conversion(
             checkpoint, options, header.architecture, metadata, tensors, scratch=scratch
         )

@@ -70,8 +70,8 @@ def with_classifier(
             Keys.Classifier.OUTPUT_LABELS: list(LABELS),
         },
     )
-    return family, replace(d, more={**d.more, **found})
+    return family, replace(d, extra={**d.extra, **found})
 
 
 def _rows(sources: Sequence[Array], d: Dims) -> Array:
-    return np.ascontiguousarray(sources[0][[d.more[label] for label in LABELS]])
+    return np.ascontiguousarray(sources[0][[d.extra[label] for label in LABELS]])

@@ -49,7 +49,7 @@ class TensorInfo:
     path: Path
     offset: int
     size_bytes: int
-    is_turned: bool = False
+    is_transposed: bool = False
     """The rows of this matrix are the columns of the one in the file."""
 
     @property

@@ -59,10 +59,10 @@ _MLX_TABLES: Mapping[str, tuple[Values, Values]] = {
 }
 """The values of numbers and scales, in the modes whose numbers are not integers."""
 _AWQ = Packing(4, is_down=True, places=(0, 4, 1, 5, 2, 6, 3, 7))
-_BYTE = 1 / 127
+_BNB_8_STEP = 1 / 127
 """A step of bitsandbytes' eight-bit integers: their scale is the value of the largest, 127."""
 _MAX_STATE_BYTES = 1 << 16
-_UNUSED = r".*(\.(input|output|q|k|v)(_global)?|[._]activation)_(scale|zero_point)(_ub)?"
+_OF_ACTIVATIONS = r".*(\.(input|output|q|k|v)(_global)?|[._]activation)_(scale|zero_point)(_ub)?"
 """Tensors for quantising activations, which are not quantised here."""
 
 
@@ -76,15 +76,15 @@ class Names:
     scale: str = ""
     whole: str = ""
     zero: str = ""
-    least: str = ""
+    shift: str = ""
     order: str = ""
     others: tuple[str, ...] = ()
     types: Collection[str] = _NUMBERS
-    is_turned: bool = False
+    is_transposed: bool = False
     """A row of the weight is a column of the stored matrices."""
 
 
-_BLOCKS = Names(
+_BNB_4 = Names(
     scale=".absmax",
     whole=".nested_absmax",
     others=(
@@ -94,7 +94,7 @@ _BLOCKS = Names(
     types=(*_NUMBERS, *_FLOATS),
 )
 """bitsandbytes' four bits, in bytes that may be declared as any type."""
-_BYTES = Names(
+_BNB_8 = Names(
     weight="weight",
     numbers="weight",
     scale="SCB",
@@ -102,28 +102,28 @@ _BYTES = Names(
     types=("I8",),
 )
 """bitsandbytes' eight bits."""
-_TURNED = Names(
+_GPTQ_AWQ = Names(
     weight="weight",
     numbers="qweight",
     scale="scales",
     zero="qzeros",
     order="g_idx",
     types=("I32",),
-    is_turned=True,
+    is_transposed=True,
 )
 """GPTQ's and AWQ's."""
-_AFFINE = Names(
+_MLX = Names(
     weight="weight",
     numbers="weight",
     scale="scales",
-    least="biases",
+    shift="biases",
     types=("U32",),
 )
 """MLX's."""
 _PLAIN = Names(scale="_scale", whole="_scale_2", zero="_zero_point", order="_g_idx")
 _INVERSE = replace(_PLAIN, scale="_scale_inv")
 _PACKED = replace(_PLAIN, numbers="_packed", whole="_global_scale", others=("_shape",))
-_NAMES = (_INVERSE, _PLAIN, _PACKED, _TURNED, _AFFINE, _BYTES, _BLOCKS)
+_NAMES = (_INVERSE, _PLAIN, _PACKED, _GPTQ_AWQ, _MLX, _BNB_8, _BNB_4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,14 +136,14 @@ class Parts:
 
     def get(self, end: str) -> TensorInfo | None:
         info = self.tensors.get(self.stem + end)
-        if info is None or not self.names.is_turned or end in (self.names.order, "bias"):
+        if info is None or not self.names.is_transposed or end in (self.names.order, "bias"):
             return info
         if len(info.shape) != 2:
             raise ModelError(
                 f"tensor {info.name} has shape {list(info.shape)}, which is not a matrix",
                 tensor=info.name,
             )
-        return replace(info, shape=info.shape[::-1], is_turned=True)
+        return replace(info, shape=info.shape[::-1], is_transposed=True)
 
     def needed(self, end: str) -> TensorInfo:
         if (info := self.get(end)) is None:
@@ -210,10 +210,10 @@ def method_of(config: Config) -> Method:
     if name == "awq" and bits not in (None, 4):
         kinds = {f"{bits!r:.80} bits"}
     if name not in _KNOWN or not kinds <= set(known):
-        told = ", ".join(sorted(kinds - {""}))
-        said = f" ({told})" if told else ""
+        formats = ", ".join(sorted(kinds - {""}))
+        those = f" ({formats})" if formats else ""
         raise ModelError(
-            f"{config.name}: weights quantised by {name}{said} cannot be converted; fp8, "
+            f"{config.name}: weights quantised by {name}{those} cannot be converted; fp8, "
             "fbgemm_fp8, mxfp4, ModelOpt's FP8 and FP4, compressed-tensors' FP8, FP4 and integers, "
             "gptq, awq (gemm of 4 bits), bitsandbytes and MLX's can. Use the checkpoint "
             "before its quantisation, or a GGUF",
@@ -277,11 +277,11 @@ def join(
         is_named = info.name.endswith(names.numbers) and stem + names.scale in tensors
         if not is_named or info.dtype not in names.types:
             continue
-        if names is not _BLOCKS and len(info.shape) not in ((2, 3) if method.has_stacks else (2,)):
+        if names is not _BNB_4 and len(info.shape) not in ((2, 3) if method.has_stacks else (2,)):
             continue
         parts, name = Parts(stem, names, tensors), stem + names.weight
         numbers, scale = parts.needed(names.numbers), parts.needed(names.scale)
-        if names.is_turned and not method.is_gptq_or_awq:
+        if names.is_transposed and not method.is_gptq_or_awq:
             why = "no quantization_config says whether that is GPTQ or AWQ"
             raise ModelError(f"{info.path.parent} has {info.name}, and {why}", tensor=info.name)
         if 0 in numbers.shape:
@@ -290,18 +290,18 @@ def join(
             raise ModelError(
                 f"{numbers.path.parent} has both {name} and {numbers.name}", tensor=name
             )
-        if names is _BLOCKS:
-            weight, made[name] = _blocks(parts, numbers, scale, read)
+        if names is _BNB_4:
+            weight, made[name] = _bnb_4(parts, numbers, scale, read)
         else:
             weight, made[name] = _scaled(name, parts, numbers, scale, method, read)
-        ends = (names.numbers, names.scale, names.whole, names.zero, names.least, names.order)
+        ends = (names.numbers, names.scale, names.whole, names.zero, names.shift, names.order)
         for used in {stem + end for end in (*ends, *names.others)}:
             tensors.pop(used, None)
-        bias = parts.get("bias") if names is _TURNED else None
+        bias = parts.get("bias") if names is _GPTQ_AWQ else None
         if bias is not None and not read(bias, 0, bias.n_rows).any():
             idle.add(bias.name)
         tensors[name] = weight
-    for name in [name for name in tensors if re.fullmatch(_UNUSED, name)]:
+    for name in [name for name in tensors if re.fullmatch(_OF_ACTIVATIONS, name)]:
         del tensors[name]
     return made, idle
 
@@ -320,13 +320,13 @@ def _scaled(
     if numbers.dtype == "U8":
         shape, packing = (*shape[:-1], 2 * shape[-1]), Packing(4)
     elif numbers.dtype in ("I32", "U32"):
-        find = _turned if names.is_turned else _affine if names is _AFFINE else _packed
+        find = _gptq_awq if names.is_transposed else _mlx if names is _MLX else _compressed
         shape, packing = find(parts, numbers, method, read)
-    weight = replace(numbers, name=name, dtype="F32", shape=shape, is_turned=False)
+    weight = replace(numbers, name=name, dtype="F32", shape=shape, is_transposed=False)
     # Other methods pack integers into bytes, too, but with scales of the usual types.
     known = ("F8_E4M3",) if numbers.dtype == "U8" else _FLOATS
     known = (*known, "F8_E8M0", *(("U8",) if method.has_powers else ()))
-    tables = _MLX_TABLES.get(method.module(parts.stem)[2]) if names is _AFFINE else None
+    tables = _MLX_TABLES.get(method.module(parts.stem)[2]) if names is _MLX else None
     known = known if tables is None else ("U8",)
     grid, whole, zero, order = _grid(scale, weight, known, method.blocks), None, None, None
     if names.whole and (stored := parts.get(names.whole)):
@@ -345,7 +345,7 @@ def _scaled(
         parts.needed(names.zero)
     if stored := parts.get(names.order):
         order = _order(stored, weight, grid, read)
-    if names is _BYTES and (stored := parts.get("weight_format")):
+    if names is _BNB_8 and (stored := parts.get("weight_format")):
         if stored.size_bytes != 1 or read(stored, 0, 1).any():
             raise ModelError(
                 f"tensor {stored.name} says that {numbers.name} has the layout of one kind of GPU; "
@@ -353,14 +353,14 @@ def _scaled(
                 tensor=stored.name,
             )
     table = FP4 if numbers.dtype == "U8" else None
-    least = None
+    shift = None
     if tables is not None:
         table, grid = tables[0], replace(grid, table=tables[1])
-    elif names is _AFFINE and packing:
-        least = _grid(parts.needed(names.least), weight, _FLOATS)
+    elif names is _MLX and packing:
+        shift = _grid(parts.needed(names.shift), weight, _FLOATS)
         table = np.arange(1 << packing.n_bits, dtype=np.float32)
-        if least.info.shape != scale.shape:
-            raise _unfit(least.info, weight)
+        if shift.info.shape != scale.shape:
+            raise _unfit(shift.info, weight)
     return weight, Scaled(
         Grid(numbers, packing=packing, table=table),
         weight.row_length,
@@ -368,13 +368,13 @@ def _scaled(
         grid,
         whole,
         zero=zero,
-        least=least,
+        shift=shift,
         order=order,
-        times=_BYTE if names is _BYTES else 1,
+        times=_BNB_8_STEP if names is _BNB_8 else 1,
     )
 
 
-def _packed(
+def _compressed(
     parts: Parts, numbers: TensorInfo, method: Method, read: Read
 ) -> tuple[tuple[int, ...], Packing]:
     """The shape that compressed-tensors states for integers in I32s, and their packing."""
@@ -395,7 +395,7 @@ def _packed(
     return shape, Packing(fit[0])
 
 
-def _turned(
+def _gptq_awq(
     parts: Parts, numbers: TensorInfo, method: Method, _read: Read
 ) -> tuple[tuple[int, ...], Packing]:
     """The shape that follows from AWQ's or GPTQ's integers per I32, and their packing. GPTQ
@@ -417,7 +417,7 @@ def _turned(
     return (height, widths[fit[0]]), Packing(fit[0])
 
 
-def _affine(
+def _mlx(
     parts: Parts, numbers: TensorInfo, method: Method, _read: Read
 ) -> tuple[tuple[int, ...], Packing]:
     """The shape that follows from MLX's sizes for the module, and the packing."""
@@ -502,7 +502,7 @@ class _State(msgspec.Struct):
     nested_offset: Annotated[float, msgspec.Meta(gt=-MOST, lt=MOST)] = 0.0
 
 
-def _blocks(
+def _bnb_4(
     parts: Parts, numbers: TensorInfo, scale: TensorInfo, read: Read
 ) -> tuple[TensorInfo, Scaled]:
     """A weight of bitsandbytes in four bits: indices into a table, in blocks with a scale each. A
@@ -562,6 +562,6 @@ def _table(parts: Parts, end: str, n_values: int, read: Read) -> Values:
 
 
 def _unfit(info: TensorInfo, weight: TensorInfo) -> ModelError:
-    shape = info.shape[::-1] if info.is_turned else info.shape
+    shape = info.shape[::-1] if info.is_transposed else info.shape
     shapes = f"of shape {list(shape)} cannot scale {list(weight.shape)}"
     return ModelError(f"tensor {info.name} {shapes}", tensor=info.name)

@@ -29,7 +29,7 @@ from worker.errors import ModelError
 
 Shape = tuple[int, ...]
 Shapes = tuple[Shape, ...]
-_COMPARED = 1 << 22
+_COMPARED_VALUES = 1 << 22
 """Number of values of an output head that are compared with the embedding at once."""
 
 
@@ -105,26 +105,26 @@ def plan_tensors(
     outputs: dict[str, OutputTensor] = {}
     extra = {**llama3_factors(config, d), **family.extra_tensors(config, d)}
     for name, values in extra.items():
-        piece = RowSpan((), len(values), make=partial(_given, values))
+        piece = RowSpan((), len(values), make=partial(_constant, values))
         outputs[name] = OutputTensor(name, values.shape, (piece,))
     made_shape = cache(partial(_made_shape, d))
     instances = list(_instances(checkpoint, family, d))
-    idle = {each.name for each in instances if each.is_of(checkpoint.idle)}
-    there = {within_layer(name) for name in {*outputs, *(each.name for each in instances)} - idle}
-    there.update(set(family.lacking(config, there)).intersection(map(within_layer, idle)))
-    for instance in (each for each in instances if within_layer(each.name) in there):
+    idle = {each.name for each in instances if each.uses_only(checkpoint.idle)}
+    present = {within_layer(name) for name in {*outputs, *(each.name for each in instances)} - idle}
+    present.update(set(family.lacking(config, present)).intersection(map(within_layer, idle)))
+    for instance in (each for each in instances if within_layer(each.name) in present):
         members = [instance.members[i] for i in sorted(instance.members)]
         if (last := max(instance.members)) >= len(members):
             raise ModelError(f"{instance.name} lacks some of its members up to number {last}")
         _check_readable(checkpoint, instance, members)
         outputs[instance.name] = _output(instance, members, d, made_shape)
-    for name in family.lacking(config, there):
+    for name in family.lacking(config, present):
         raise ModelError(
             f"{checkpoint.folder} lacks the source of {name}, which a model of the "
             f"{family.architecture} family with this {config.name} has",
             tensor=name,
         )
-    for name in family.denied(config, there):
+    for name in family.denied(config, present):
         raise ModelError(
             f"{checkpoint.folder} has a source of {name}, which a model with this {config.name} "
             "does not have: its own class ignores it, and llama.cpp would use it",
@@ -140,7 +140,7 @@ def within_layer(name: str) -> str:
     return re.sub(r"^blk\.\d+\.", "", name)
 
 
-def _given(values: npt.NDArray[Any], _sources: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+def _constant(values: npt.NDArray[Any], _sources: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     return values
 
 
@@ -154,7 +154,7 @@ class Instance:
     members: dict[int, tuple[TensorInfo, ...]] = field(default_factory=dict)
     """The source and those of `Into.also`, by member of a stack; by -1 if it is not a stack."""
 
-    def is_of(self, names: Set[str]) -> bool:
+    def uses_only(self, names: Set[str]) -> bool:
         return all(info.name in names for member in self.members.values() for info in member)
 
 
@@ -341,7 +341,7 @@ def _tie_head(
 
 def _are_equal(checkpoint: Checkpoint, one: OutputTensor, other: OutputTensor) -> bool:
     (piece,), (beside,) = one.pieces, other.pieces
-    step = max(1, _COMPARED // one.row_length)
+    step = max(1, _COMPARED_VALUES // one.row_length)
     parts = ((i, min(step, piece.n_rows - i)) for i in range(0, piece.n_rows, step))
     return one.shape == other.shape and all(
         np.array_equal(piece.read(checkpoint, *part), beside.read(checkpoint, *part))

@@ -112,8 +112,8 @@ def _run(command: list[str], seconds: int) -> Mapping[str, str]:
     except subprocess.TimeoutExpired:
         raise ModelError(f"llama.cpp's own converter did not finish in {seconds} s") from None
     if done.returncode != 0:
-        said = [line for line in done.stderr.splitlines() if line.strip()] or ["no reason given"]
-        raise ModelError(f"llama.cpp's own converter failed: {said[-1].strip()[:500]}")
+        lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no reason given"]
+        raise ModelError(f"llama.cpp's own converter failed: {lines[-1].strip()[:500]}")
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
@@ -148,12 +148,12 @@ def metadata(header: GgufHeader) -> Metadata:
     return found
 
 
-def tensors(header: GgufHeader, *, as_they_are: bool = False) -> list[OutputTensor]:
-    """The output tensors for those of the file, which `as_they_are` copies with their types."""
+def tensors(header: GgufHeader, *, unchanged: bool = False) -> list[OutputTensor]:
+    """The output tensors for those of the file, which `unchanged` copies with their types."""
     outputs = []
     for entry in header.tensors:
         shape = tuple(reversed(entry.shape))
-        copied = as_they_are or entry.type_name not in READABLE
+        copied = unchanged or entry.type_name not in READABLE
         dtype, stored = ("U8", (entry.n_bytes,)) if copied else (entry.type_name, shape)
         info = TensorInfo(entry.name, dtype, stored, header.path, entry.offset, entry.n_bytes)
         n_rows = entry.n_elements // (shape[-1] if len(shape) > 1 else 1)

@@ -30,7 +30,7 @@ def main() -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "gguf"]:
         del sys.modules[name]  # The script's own is newer.
     meant = _record(Path(target))
-    _mend()
+    _patch()
     _keep_settings()
     sys.argv = ["convert_hf_to_gguf.py", source, "--outfile", target, "--outtype", outtype]
     sys.argv += flags
@@ -82,7 +82,7 @@ def _record(target: Path) -> dict[str, str]:
     return found
 
 
-def _mend() -> None:
+def _patch() -> None:
     """Patch the script. A vocabulary that it cannot read must not stop it: ours replaces it, and
     token ids are compared with the source's own tokenizer in any case. A projector of Pixtral's
     kind needs a row of the token embeddings, which the script ignores."""
@@ -90,7 +90,7 @@ def _mend() -> None:
 
     original = conversion.get_model_class
 
-    def mended(name: str, mmproj: bool = False) -> Any:
+    def patched(name: str, mmproj: bool = False) -> Any:
         kind = original(name, mmproj)
         if mmproj:
             if hasattr(kind, "img_break_tok_id"):
@@ -110,7 +110,7 @@ def _mend() -> None:
         kind.set_vocab = set_vocab
         return kind
 
-    conversion.get_model_class = mended
+    conversion.get_model_class = patched
 
 
 def _keep_settings() -> None:

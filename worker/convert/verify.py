@@ -55,7 +55,7 @@ random weights; and the largest magnitude in a block as a multiple of its float1
 _SCALE_ERROR = 2.0**-25
 """The largest rounding error of a tiny scale: half of float16's smallest step. It allows for rows
 near zero, such as the embeddings of tokens that training never saw."""
-_OPTIONS = {
+_FLAG_HINTS = {
     key: f"; {flag} must be given as it was to the conversion"
     for key, flag in (
         (Keys.General.NAME, "--name"),
@@ -64,7 +64,7 @@ _OPTIONS = {
     )
 }
 """Hints for the keys that depend on a flag of `verify`."""
-_QUANTISER_KEYS = "quantize.imatrix."
+_QUANTISER_PREFIX = "quantize.imatrix."
 """The prefix of the keys that llama.cpp's quantiser adds."""
 
 
@@ -105,8 +105,8 @@ def _check_metadata(conversion: Conversion, file: Path) -> None:
         expected, found = read_layout(path), read_layout(file)
         for key in sorted(expected.types.keys() | found.types.keys()):
             wanted, got = _typed(expected, key), _typed(found, key)
-            if wanted != got and not (is_quantised and key.startswith(_QUANTISER_KEYS)):
-                why = _difference(wanted, got) + _OPTIONS.get(key, "")
+            if wanted != got and not (is_quantised and key.startswith(_QUANTISER_PREFIX)):
+                why = _difference(wanted, got) + _FLAG_HINTS.get(key, "")
                 raise ModelError(f"verification of {key} failed: {why}", key=key)
 
 

@@ -337,7 +337,7 @@ def retyped(name: str, kind: str) -> Callable[[Tensors], object]:
             changed(STATE, lambda text: text[:-1]),
             f"{STATE} is not a description.*truncated",
         ),
-        ("bnb-nf4", changed(STATE, lambda text: text.repeat(1000)), "77000 bytes of type U8 cannot"),
+        ("bnb-nf4", changed(STATE, lambda text: text.repeat(1000)), "77000 bytes of type U8"),
         ("bnb-nf4", changed(STATE, lambda text: text * 0 + 91), f"{STATE} is not a description"),
         ("bnb-nf4", stated(shape=[64, 96]), "1536 bytes, which are not blocks of 64 values"),
         ("bnb-nf4", stated(shape=[2**47, 2**47]), "not blocks of 64 values of four bits"),

@@ -21,27 +21,27 @@ _LITE_LAYERS = (26, 27)
 
 
 def _dims(config: Config) -> Dims:
-    more = {
+    extra = {
         "rope": config.integer("qk_rope_head_dim"),
         "nope": config.integer("qk_nope_head_dim"),
         "value": config.integer("v_head_dim"),
         "rank": config.integer("kv_lora_rank"),
         "q_rank": config.count("q_lora_rank"),
     }
-    return replace(Dims.of(config), more=more)
+    return replace(Dims.of(config), extra=extra)
 
 
 def _halves(sources: Sequence[Array], d: Dims) -> Array:
     """`kv_b_proj` by head: in each, the rows for its keys precede those for its values."""
-    return sources[0].reshape(d.n_head, d.more["nope"] + d.more["value"], d.more["rank"])
+    return sources[0].reshape(d.n_head, d.extra["nope"] + d.extra["value"], d.extra["rank"])
 
 
 def _keys(sources: Sequence[Array], d: Dims) -> Array:
-    return np.ascontiguousarray(_halves(sources, d)[:, : d.more["nope"]].swapaxes(1, 2))
+    return np.ascontiguousarray(_halves(sources, d)[:, : d.extra["nope"]].swapaxes(1, 2))
 
 
 def _values(sources: Sequence[Array], d: Dims) -> Array:
-    return np.ascontiguousarray(_halves(sources, d)[:, d.more["nope"] :])
+    return np.ascontiguousarray(_halves(sources, d)[:, d.extra["nope"] :])
 
 
 def _log_mul(config: Config, _d: Dims) -> float | None:
@@ -62,15 +62,15 @@ def _metadata(gating: int) -> Mapping[str, Setting]:
     """`gating` is that of `as_deepseek`."""
     return {
         Keys.Attention.HEAD_COUNT_KV: 1,  # All heads read one compressed cache.
-        Keys.Attention.KEY_LENGTH: of_dims(lambda d: d.more["rank"] + d.more["rope"]),
-        Keys.Attention.VALUE_LENGTH: of_dims(lambda d: d.more["rank"]),
-        Keys.Attention.KEY_LENGTH_MLA: of_dims(lambda d: d.more["nope"] + d.more["rope"]),
-        Keys.Attention.VALUE_LENGTH_MLA: of_dims(lambda d: d.more["value"]),
-        Keys.Attention.KV_LORA_RANK: of_dims(lambda d: d.more["rank"]),
-        Keys.Attention.Q_LORA_RANK: of_dims(lambda d: d.more["q_rank"] or None),
+        Keys.Attention.KEY_LENGTH: of_dims(lambda d: d.extra["rank"] + d.extra["rope"]),
+        Keys.Attention.VALUE_LENGTH: of_dims(lambda d: d.extra["rank"]),
+        Keys.Attention.KEY_LENGTH_MLA: of_dims(lambda d: d.extra["nope"] + d.extra["rope"]),
+        Keys.Attention.VALUE_LENGTH_MLA: of_dims(lambda d: d.extra["value"]),
+        Keys.Attention.KV_LORA_RANK: of_dims(lambda d: d.extra["rank"]),
+        Keys.Attention.Q_LORA_RANK: of_dims(lambda d: d.extra["q_rank"] or None),
         Keys.LLM.EXPERT_GROUP_COUNT: _if_grouped("n_group"),
         Keys.LLM.EXPERT_GROUP_USED_COUNT: _if_grouped("topk_group"),
-        Keys.Rope.DIMENSION_COUNT: of_dims(lambda d: d.more["rope"]),
+        Keys.Rope.DIMENSION_COUNT: of_dims(lambda d: d.extra["rope"]),
         Keys.Rope.SCALING_ATTN_FACTOR: None,
         Keys.Rope.SCALING_YARN_LOG_MUL: _log_mul,
         **as_deepseek(gating),
@@ -83,7 +83,7 @@ def _check(config: Config, d: Dims) -> None:
         "mscale_all_dim"
     ):
         raise ModelError(f"{config.name}: mscale and mscale_all_dim must be equal for llama.cpp")
-    if (not d.more["q_rank"]) != (d.n_layers in _LITE_LAYERS):
+    if (not d.extra["q_rank"]) != (d.n_layers in _LITE_LAYERS):
         raise ModelError(
             f"{config.name}: q_lora_rank is {config.values.get('q_lora_rank')}, but llama.cpp's "
             f"deepseek2 has none in models of {_LITE_LAYERS} layers and one in all others"

@@ -12,8 +12,8 @@ from worker.convert.config import Config
 from worker.convert.family.dims import Dims, renamed
 from worker.convert.family.metadata import (
     flag,
-    given_sections,
     if_given,
+    mrope_sections,
     norm_epsilon,
     number,
     sections,
@@ -135,7 +135,7 @@ QWEN2_VL = replace(
 def _unrotated(config: Config) -> Iterator[str]:
     """llama.cpp assigns the frequencies to the dimensions in turn, so it leaves the last ones
     unrotated if the sections differ in length."""
-    given = given_sections(config) or [0]
+    given = mrope_sections(config) or [0]
     idle = sum(i >= 3 * given[i % 3] for i in range(sum(given)) if i % 3 < len(given))
     if idle:
         yield f"llama.cpp does not rotate the last {idle} of a head's {sum(given)} frequencies"
@@ -153,7 +153,7 @@ QWEN3_VL = replace(
     names=(),
     multimodal=("Qwen3VLForConditionalGeneration",),
     metadata={Keys.Rope.DIMENSION_SECTIONS: sections()},
-    tensor_metadata=deepstack,
+    checkpoint_metadata=deepstack,
     notes=_unrotated,
 )
 

@@ -22,15 +22,15 @@ _PARTS = ("weight", "bias")
 def _roberta_dims(config: Config) -> Dims:
     """RoBERTa numbers positions from the padding token's id + 1; the rows before are not used."""
     padding = int(config.values.get("pad_token_id") or 0)  # -1 if there is no padding token
-    return replace(Dims.of(config), more={"unused": padding + 1})
+    return replace(Dims.of(config), extra={"unused": padding + 1})
 
 
 def _positions(sources: Sequence[Array], d: Dims) -> Array:
-    return sources[0][d.more["unused"] :]
+    return sources[0][d.extra["unused"] :]
 
 
 def _encoder(_family: Family, config: Config, d: Dims) -> Metadata:
-    n_positions = config.integer("max_position_embeddings") - d.more.get("unused", 0)
+    n_positions = config.integer("max_position_embeddings") - d.extra.get("unused", 0)
     common: Metadata = {Keys.Attention.CAUSAL: False, Keys.LLM.VOCAB_SIZE: d.n_vocab}
     return sizes(d, n_positions) | common
 

@@ -34,8 +34,8 @@ def half(i: int) -> Make:
 
 
 def down(sources: Sequence[Array], d: Dims) -> Array:
-    is_turned = sources[0].shape[-1] == d.n_embd
-    return np.ascontiguousarray(sources[0].T) if is_turned else sources[0]
+    is_transposed = sources[0].shape[-1] == d.n_embd
+    return np.ascontiguousarray(sources[0].T) if is_transposed else sources[0]
 
 
 def halves_of(experts: str) -> Sources:

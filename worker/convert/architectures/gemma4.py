@@ -40,13 +40,13 @@ def _dims(config: Config) -> Dims:
         width = "wide" if widens and i >= n_own else "narrow"
         feed = "experts" if config.flag("enable_moe_block") else "dense"
         kinds.append(f"{window} {window}-{cache} {width} {feed}")
-    more = {
+    extra = {
         "full_dim": _of_full(config, d, "head_dim", "global_head_dim", 512),
         "full_kv": _of_full(
             config, d, "num_key_value_heads", "num_global_key_value_heads", d.n_head_kv
         ),
     }
-    d = replace(d, kinds=tuple(kinds), more=more)
+    d = replace(d, kinds=tuple(kinds), extra=extra)
     if config.flag("enable_moe_block"):
         d = replace(
             d,
@@ -68,7 +68,7 @@ def _of_full(config: Config, d: Dims, name: str, key: str, default: int) -> int:
     return config.integer(key, default=default)
 
 
-_FULL_DIM = of_dims(lambda d: d.more["full_dim"])
+_FULL_DIM = of_dims(lambda d: d.extra["full_dim"])
 _HEAD_DIM = of_dims(lambda d: d.head_dim)
 
 
@@ -80,10 +80,10 @@ def _each(of_layer: Callable[[Dims, set[str]], int]) -> Setting:
 def _frequencies(config: Config, d: Dims) -> Mapping[str, npt.NDArray[np.float32]]:
     """Full-attention layers rotate only the first pairs of a head; a huge divisor stops the
     others."""
-    half = d.more["full_dim"] // 2
+    half = d.extra["full_dim"] // 2
     share = config.rope().params.number("partial_rotary_factor", default=0.25)
     values = np.full(half, 1e30, dtype=np.float32)
-    values[: int(d.more["full_dim"] * share / 2)] = 1
+    values[: int(d.extra["full_dim"] * share / 2)] = 1
     return {"rope_freqs.weight": values}
 
 
@@ -100,7 +100,7 @@ GEMMA4 = Family(
         Keys.LLM.EMBD_LENGTH_PER_LAYER_INP: counted("hidden_size_per_layer_input"),
         Keys.LLM.FEED_FORWARD_LENGTH: _each(lambda d, kind: d.n_ff * (2 if "wide" in kind else 1)),
         Keys.Attention.HEAD_COUNT_KV: _each(
-            lambda d, kind: d.n_head_kv if "sliding" in kind else d.more["full_kv"]
+            lambda d, kind: d.n_head_kv if "sliding" in kind else d.extra["full_kv"]
         ),
         Keys.Attention.KEY_LENGTH: _FULL_DIM,
         Keys.Attention.VALUE_LENGTH: _FULL_DIM,

@@ -32,7 +32,7 @@ def _every_other(first: int) -> Make:
     return lambda sources, _d: np.ascontiguousarray(sources[0][..., first::2])
 
 
-def _every_other_turned(first: int) -> Make:
+def _every_other_transposed(first: int) -> Make:
     return lambda sources, d: transposed([sources[0][..., first::2]], d)
 
 
@@ -53,8 +53,8 @@ _SOURCES: Sources = {
     f"{_DOWN_PROJ}_scales": (),
     # As transformers saves them.
     _GATE_UP: (
-        Into(_GATE, make=_every_other_turned(0), per_expert=True),
-        Into(_UP, make=_every_other_turned(1), per_expert=True),
+        Into(_GATE, make=_every_other_transposed(0), per_expert=True),
+        Into(_UP, make=_every_other_transposed(1), per_expert=True),
     ),
     _DOWN_PROJ: Into(_DOWN, make=transposed, per_expert=True),
     f"{_GATE_UP}_bias": (

@@ -20,10 +20,10 @@ from worker.errors import ModelError
 _HEADS = ("mamba_n_heads", "mamba_num_heads")
 _STATE_SPACE: Mapping[str, Setting] = {
     Keys.SSM.CONV_KERNEL: integer("mamba_d_conv", "conv_kernel", default=4),
-    Keys.SSM.INNER_SIZE: of_dims(lambda d: d.more["inner"]),
+    Keys.SSM.INNER_SIZE: of_dims(lambda d: d.extra["inner"]),
     Keys.SSM.STATE_SIZE: integer("mamba_d_state", "ssm_state_size", "state_size"),
     Keys.SSM.TIME_STEP_RANK: integer(*_HEADS),
-    Keys.SSM.GROUP_COUNT: of_dims(lambda d: d.more["groups"]),
+    Keys.SSM.GROUP_COUNT: of_dims(lambda d: d.extra["groups"]),
 }
 
 
@@ -34,7 +34,7 @@ def _column(sources: Sequence[Array], _d: Dims) -> Array:
 _MAKES: Mapping[str, Make] = {
     "ssm_a": lambda sources, d: decay([_column(sources, d)], d),
     "ssm_d": _column,
-    "ssm_norm": lambda sources, d: sources[0].reshape(d.more["groups"], -1),
+    "ssm_norm": lambda sources, d: sources[0].reshape(d.extra["groups"], -1),
 }
 
 
@@ -44,7 +44,7 @@ def _with_state_space(d: Dims, config: Config) -> Dims:
         "inner": config.integer(*_HEADS) * width,
         "groups": config.integer("mamba_n_groups", "n_groups", default=1),
     }
-    return replace(d, more=sizes)
+    return replace(d, extra=sizes)
 
 
 def _granite_kinds(config: Config) -> tuple[str, ...]:
@@ -58,7 +58,7 @@ def _granite_dims(config: Config) -> Dims:
 
 
 def _check_granite(config: Config, d: Dims) -> None:
-    if d.more["inner"] != 2 * d.n_embd:
+    if d.extra["inner"] != 2 * d.n_embd:
         raise ModelError(f"{config.name}: llama.cpp's granitehybrid implements mamba_expand 2 only")
 
 

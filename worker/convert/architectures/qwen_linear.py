@@ -23,23 +23,23 @@ def _dims(config: Config) -> Dims:
     period = config.integer("full_attention_interval", default=_PERIOD)
     default = ["full_attention" if (i + 1) % period == 0 else "" for i in range(d.n_layers)]
     kinds = config.values.get("layer_types") or default
-    more = {
+    extra = {
         "k_heads": config.integer("linear_num_key_heads"),
         "v_heads": config.integer("linear_num_value_heads"),
         "k_dim": config.integer("linear_key_head_dim"),
         "v_dim": config.integer("linear_value_head_dim"),
     }
     kinds = tuple("attention" if kind == "full_attention" else "linear" for kind in kinds)
-    return replace(d, kinds=kinds, more=more)
+    return replace(d, kinds=kinds, extra=extra)
 
 
-def _next(*wanted: int) -> Make:
+def _from_qkvz(*wanted: int) -> Make:
     """The `wanted` of q, k, v and z (0 to 3), which Qwen3-Next stores together by key head."""
 
     def make(sources: Sequence[Array], d: Dims) -> Array:
-        per_key = d.more["v_heads"] // d.more["k_heads"] * d.more["v_dim"]
-        sizes = [d.more["k_dim"], d.more["k_dim"], per_key, per_key]
-        rows = sources[0].reshape(d.more["k_heads"], sum(sizes), -1)
+        per_key = d.extra["v_heads"] // d.extra["k_heads"] * d.extra["v_dim"]
+        sizes = [d.extra["k_dim"], d.extra["k_dim"], per_key, per_key]
+        rows = sources[0].reshape(d.extra["k_heads"], sum(sizes), -1)
         parts = np.split(rows, np.cumsum(sizes)[:-1], axis=1)
         return np.concatenate([parts[i].reshape(-1, rows.shape[-1]) for i in wanted])
 
@@ -49,7 +49,7 @@ def _next(*wanted: int) -> Make:
 def _tiled(values: Array, d: Dims, size: int, axis: int = 0) -> Array:
     """Reorder value heads: the source groups them by key head, the output takes one per group in
     turn."""
-    heads = (d.more["k_heads"], d.more["v_heads"] // d.more["k_heads"], size)
+    heads = (d.extra["k_heads"], d.extra["v_heads"] // d.extra["k_heads"], size)
     shape = values.shape
     apart = values.reshape(*shape[:axis], *heads, *shape[axis + 1 :])
     return np.ascontiguousarray(apart.swapaxes(axis, axis + 1)).reshape(shape)
@@ -60,19 +60,19 @@ def _tiled_heads(inner: Make = squeezed) -> Make:
 
 
 def _tiled_values(axis: int) -> Make:
-    return lambda sources, d: _tiled(sources[0], d, d.more["v_dim"], axis)
+    return lambda sources, d: _tiled(sources[0], d, d.extra["v_dim"], axis)
 
 
-def _tiled_behind_keys(sources: Sequence[Array], d: Dims) -> Array:
+def _tiled_after_keys(sources: Sequence[Array], d: Dims) -> Array:
     """Reorder the rows of v, and keep those of q and k."""
-    rows, n = sources[0].reshape(sources[0].shape[0], -1), 2 * d.more["k_heads"] * d.more["k_dim"]
-    return np.concatenate([rows[:n], _tiled(rows[n:], d, d.more["v_dim"])])
+    rows, n = sources[0].reshape(sources[0].shape[0], -1), 2 * d.extra["k_heads"] * d.extra["k_dim"]
+    return np.concatenate([rows[:n], _tiled(rows[n:], d, d.extra["v_dim"])])
 
 
 _DENSE_REQUIRES = {
     "hidden_act": "silu",
     "attention_bias": False,
-    "linear_value_head_dim": lambda d: d.more["k_dim"],
+    "linear_value_head_dim": lambda d: d.extra["k_dim"],
 }
 
 QWEN3_NEXT = Family(
@@ -80,18 +80,18 @@ QWEN3_NEXT = Family(
     ("Qwen3NextForCausalLM",),
     sources={
         "linear_attn.in_proj_qkvz.weight": (
-            Into("attn_qkv", make=_next(0, 1, 2)),
-            Into("attn_gate", make=_next(3)),
+            Into("attn_qkv", make=_from_qkvz(0, 1, 2)),
+            Into("attn_gate", make=_from_qkvz(3)),
         )
     },
     norm_plus=1.0,
     rotary=0.25,
     metadata={
         Keys.SSM.CONV_KERNEL: integer("linear_conv_kernel_dim", default=4),
-        Keys.SSM.STATE_SIZE: of_dims(lambda d: d.more["k_dim"]),
-        Keys.SSM.GROUP_COUNT: of_dims(lambda d: d.more["k_heads"]),
-        Keys.SSM.TIME_STEP_RANK: of_dims(lambda d: d.more["v_heads"]),
-        Keys.SSM.INNER_SIZE: of_dims(lambda d: d.more["v_heads"] * d.more["v_dim"]),
+        Keys.SSM.STATE_SIZE: of_dims(lambda d: d.extra["k_dim"]),
+        Keys.SSM.GROUP_COUNT: of_dims(lambda d: d.extra["k_heads"]),
+        Keys.SSM.TIME_STEP_RANK: of_dims(lambda d: d.extra["v_heads"]),
+        Keys.SSM.INNER_SIZE: of_dims(lambda d: d.extra["v_heads"] * d.extra["v_dim"]),
         "{arch}.attention.recurrent_layers": of_dims(lambda d: [k == "linear" for k in d.kinds]),
         Keys.LLM.FULL_ATTENTION_INTERVAL: integer("full_attention_interval", default=_PERIOD),
         **SHARED_WIDTH,
@@ -113,11 +113,11 @@ QWEN3_5_MOE = replace(
     multimodal=("Qwen3_5MoeForConditionalGeneration",),
     sources={},
     makes={
-        "ssm_conv1d": _tiled_behind_keys,
+        "ssm_conv1d": _tiled_after_keys,
         "ssm_dt.bias": _tiled_heads(),
         "ssm_a": _tiled_heads(decay),
         "ssm_out": _tiled_values(1),
-        "attn_qkv": _tiled_behind_keys,
+        "attn_qkv": _tiled_after_keys,
         "attn_gate": _tiled_values(0),
         "ssm_alpha": _tiled_heads(),
         "ssm_beta": _tiled_heads(),

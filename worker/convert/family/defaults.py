@@ -22,7 +22,7 @@ UNSETTLED: Final[Mapping[str, str]] = {
 }
 """By `model_type`, a key that must be present: its default differs between releases of transformers
 or from the model's own code, or is a whole rope scaling."""
-_LIKE = {"kimi_k2": "deepseek_v3"}
+_SAME_CLASS = {"kimi_k2": "deepseek_v3"}
 """Model types that have the class of another type."""
 
 
@@ -47,16 +47,16 @@ def completed(config: Config) -> Config:
         ModelError: a key and its alias have different values.
     """
     kind = _kind(config)
-    said = _classes().get(_LIKE.get(kind, kind), _Class())
-    there = {k: v for k, v in config.values.items() if v is not None or k in said.nullable}
+    known = _classes().get(_SAME_CLASS.get(kind, kind), _Class())
+    present = {k: v for k, v in config.values.items() if v is not None or k in known.nullable}
     named: dict[str, Any] = {}
-    for name, key in said.names.items():
-        if name in there and there.get(key, there[name]) != there[name]:
-            both = f"{key} {there[key]!r:.80} and {name} {there[name]!r:.80}"
+    for name, key in known.names.items():
+        if name in present and present.get(key, present[name]) != present[name]:
+            both = f"{key} {present[key]!r:.80} and {name} {present[name]!r:.80}"
             raise ModelError(f"{config.name} has {both}, which are names of one setting")
-        if name in there:
-            named[key] = there[name]
-    return Config({**said.defaults, **named, **there}, config.name)
+        if name in present:
+            named[key] = present[name]
+    return Config({**known.defaults, **named, **present}, config.name)
 
 
 def check_settled(config: Config) -> None:

@@ -22,7 +22,7 @@ class Dims:
     n_ff_shared: int = 0
     kinds: tuple[str, ...] = ()
     """The kind of each layer, in words that the family chooses; empty if all layers are alike."""
-    more: Mapping[str, int] = field(default_factory=dict)
+    extra: Mapping[str, int] = field(default_factory=dict)
     """Sizes that only this family has."""
 
     @classmethod
@@ -71,8 +71,8 @@ def with_experts(
         d = replace(d, n_expert=n, n_ff_expert=n_ff, n_ff_shared=shared)
         if n_dense:
             kinds = config.values.get("mlp_layer_types")
-            said = kinds.count("dense") if isinstance(kinds, list) else None
-            first = config.number(n_dense, default=0) if said is None else said
+            listed = kinds.count("dense") if isinstance(kinds, list) else None
+            first = config.number(n_dense, default=0) if listed is None else listed
             widths = ["dense" if i < first else "experts" for i in range(d.n_layers)]
             pairs = zip(d.kinds or ("",) * d.n_layers, widths, strict=True)
             d = replace(d, kinds=tuple(" ".join(pair).strip() for pair in pairs))

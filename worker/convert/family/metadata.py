@@ -52,7 +52,7 @@ def if_given(key: str) -> Callable[[Config, Dims], float | None]:
     return lambda config, d: config.number(key) if config.has(key) else None
 
 
-def given_sections(config: Config) -> list[int]:
+def mrope_sections(config: Config) -> list[int]:
     """`mrope_section`: how many of a head's frequencies belong to each dimension of a position;
     empty if the configuration lacks it."""
     params = config.rope().params
@@ -67,7 +67,7 @@ def sections(default: Sequence[int] | None = None) -> Setting:
     """How a head's frequencies are divided among three dimensions, which are equal for a text."""
 
     def read(config: Config, d: Dims) -> Value:
-        given = given_sections(config) or default or [d.head_dim // 2]
+        given = mrope_sections(config) or default or [d.head_dim // 2]
         return [*given, 0, 0, 0, 0][:4]
 
     return read
@@ -191,26 +191,26 @@ def kv_heads(_config: Config, d: Dims) -> list[int]:
 
 def rope(family: Family, config: Config, n_dims: int) -> Metadata:
     """The rotation and its scaling; `check` refuses kinds that llama.cpp lacks."""
-    given = config.rope()
-    found: Metadata = {Keys.Rope.DIMENSION_COUNT: n_dims, Keys.Rope.FREQ_BASE: given.theta}
-    if given.kind == "linear":
+    rotation = config.rope()
+    found: Metadata = {Keys.Rope.DIMENSION_COUNT: n_dims, Keys.Rope.FREQ_BASE: rotation.theta}
+    if rotation.kind == "linear":
         found[Keys.Rope.SCALING_TYPE] = "linear"
-        found[Keys.Rope.SCALING_FACTOR] = given.params.number("factor")
-    elif given.kind == "yarn":
-        found |= _yarn(family, config, given.params)
+        found[Keys.Rope.SCALING_FACTOR] = rotation.params.number("factor")
+    elif rotation.kind == "yarn":
+        found |= _yarn(family, config, rotation.params)
     return found
 
 
 def _check_rope(family: Family, config: Config) -> None:
     """Refuse a kind of scaling that llama.cpp lacks in this family. Llama 3's is a tensor of
     factors; `mrope` scales nothing."""
-    given = config.rope()
-    is_idle = given.kind == "dynamic" and _is_idle(config, given.params)
+    rotation = config.rope()
+    is_idle = rotation.kind == "dynamic" and _is_idle(config, rotation.params)
     usual = ("default", "linear", "yarn", "mrope", *["llama3"] * family.scales_as_llama3)
     known = family.ropes or (*usual, "dynamic up to max_position_embeddings")
-    if given.kind not in known and (family.ropes or not is_idle):
+    if rotation.kind not in known and (family.ropes or not is_idle):
         raise ModelError(
-            f"{config.name}: rope scaling of type {given.kind!r} is not known for "
+            f"{config.name}: rope scaling of type {rotation.kind!r} is not known for "
             f"{family.architecture} in llama.cpp; {', '.join(known)} are"
         )
 
@@ -265,17 +265,17 @@ def llama3_factors(config: Config, d: Dims) -> Mapping[str, npt.NDArray[np.float
     Short waves keep their frequency, long waves divide it by `factor`, and those in between get a
     blend of both.
     """
-    given = config.rope()
-    if given.kind != "llama3":
+    rotation = config.rope()
+    if rotation.kind != "llama3":
         return {}
-    factor = given.params.number("factor")
-    low = given.params.number("low_freq_factor")
-    high = given.params.number("high_freq_factor")
+    factor = rotation.params.number("factor")
+    low = rotation.params.number("low_freq_factor")
+    high = rotation.params.number("high_freq_factor")
     if high <= low:
         raise ModelError(f"{config.name}: high_freq_factor must be greater than low_freq_factor")
-    context = given.params.integer(TRAINED)
+    context = rotation.params.integer(TRAINED)
     exponents = np.arange(0, d.head_dim, 2, dtype=np.float32) / np.float32(d.head_dim)
-    frequencies = np.float32(1) / np.float32(given.theta) ** exponents
+    frequencies = np.float32(1) / np.float32(rotation.theta) ** exponents
     lengths = np.float32(2 * math.pi) / frequencies
     # The number of waves in the context that the model was first trained on; float32 throughout, as
     # in the models' own code.

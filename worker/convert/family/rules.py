@@ -125,7 +125,7 @@ def halves(stack: str = "") -> tuple[Into, Into]:
     return Into(f"ffn_gate{stack}", part=(0, 2)), Into(f"ffn_up{stack}", part=(1, 2))
 
 
-_USUAL: Sources = {
+_COMMON_SOURCES: Sources = {
     "lm_head.weight": "output",
     "experts.gate_up_proj": halves("_exps"),
     "experts.up_proj": "ffn_up_exps",
@@ -157,9 +157,9 @@ _NEEDED = {
 }
 """By setting, the tensors that a model has if it is true and lacks if it is false. Biases are only
 required beside their weight."""
-_FURTHER = "they predict further tokens"
-_NEVER_TAKEN = {
-    r"(layers\.\d+\.)?mtp.*": _FURTHER,
+_PREDICTS_FURTHER = "they predict further tokens"
+_IGNORED_EVERYWHERE = {
+    r"(layers\.\d+\.)?mtp.*": _PREDICTS_FURTHER,
     r"(.*\.)?(rotary_emb\.inv_freq|attn\.(masked_)?bias|position_ids)": "llama.cpp computes them",
 }
 """`Family.ignored` for all families."""
@@ -172,7 +172,7 @@ _ROOTS = re.compile(
     r"|bert|roberta|nomic_bert)\."
 )
 _SUFFIXES = ("weight", "bias", "scale")
-_BARE = ("ssm_a", "ssm_d")
+_WITHOUT_SUFFIX = ("ssm_a", "ssm_d")
 """Tensors whose names in the GGUF have no suffix."""
 
 
@@ -240,7 +240,7 @@ class Family:
         default=lambda config, dims: {}
     )
     """Small tensors computed from the configuration; a checkpoint's own ones replace them."""
-    tensor_metadata: Callable[[Checkpoint, Dims], Metadata] = field(
+    checkpoint_metadata: Callable[[Checkpoint, Dims], Metadata] = field(
         default=lambda checkpoint, dims: {}
     )
     """Metadata from tensor shapes, or from sections of `config.json` beside the text model's."""
@@ -259,43 +259,43 @@ class Family:
 
     def why_left_out(self, name: str, d: Dims) -> str | None:
         if self.ignores_extra_layers and Place.of(name).layer >= d.n_layers:
-            return _FURTHER
+            return _PREDICTS_FURTHER
         bare = _ROOTS.sub("", name)
-        ignored = {**_NEVER_TAKEN, **self.ignored}
+        ignored = {**_IGNORED_EVERYWHERE, **self.ignored}
         return next((why for p, why in ignored.items() if re.fullmatch(p, bare)), None)
 
     def becomes(self, form: str) -> tuple[Into, ...] | None:
         """The rules for a tensor by its `Place.form`; `None` if the family does not know it."""
         before, layer, inner = form.rpartition("{i}.")
-        given = self.sources.get(inner)
-        if given is None:
+        rules = self.sources.get(inner)
+        if rules is None:
             ends = (inner.split(".", n)[-1] for n in range(inner.count(".") + 1))
-            given = next((_USUAL[end] for end in ends if end in _USUAL), None)
-        if given is None:
-            known = _known(self.tensors_of or self.architecture)
-            name, suffix = _cut(form)
+            rules = next((_COMMON_SOURCES[end] for end in ends if end in _COMMON_SOURCES), None)
+        if rules is None:
+            known = _gguf_names(self.tensors_of or self.architecture)
+            name, suffix = _split_suffix(form)
             bases = known.get(name, known.get(form))
             if bases is None:
                 return None
-            given = tuple(base if base in _BARE else f"{base}.{suffix}" for base in bases)
+            rules = tuple(base if base in _WITHOUT_SUFFIX else f"{base}.{suffix}" for base in bases)
         within = "blk.{i}." if layer else ""
-        listed = given if isinstance(given, tuple) else (given,)
+        listed = rules if isinstance(rules, tuple) else (rules,)
         return tuple(self._completed(each, within) for each in listed)
 
-    def lacking(self, config: Config, there: Set[str]) -> Iterator[str]:
-        """The names of `needs`, and those that settings require, that are not in `there`."""
+    def lacking(self, config: Config, present: Set[str]) -> Iterator[str]:
+        """The names of `needs`, and those that settings require, that are not in `present`."""
         own, usual = self._own_needs(config), self._stated_needs(config, is_there=True)
-        of_weights = [n for n in usual if n.replace("bias", "weight") in there or "." not in n]
+        of_weights = [n for n in usual if n.replace("bias", "weight") in present or "." not in n]
         for name in (*own, *of_weights):
-            if not there & {name, f"{name}.weight"} and name[0] != "-" and f"-{name}" not in own:
+            if not present & {name, f"{name}.weight"} and name[0] != "-" and f"-{name}" not in own:
                 yield name
 
-    def denied(self, config: Config, there: Set[str]) -> Iterator[str]:
-        """The names in `there` that settings rule out: the model's own class would ignore such a
-        tensor, and llama.cpp would use it."""
+    def denied(self, config: Config, present: Set[str]) -> Iterator[str]:
+        """The names in `present` that settings rule out: the model's own class would ignore such
+        tensors, and llama.cpp would use them."""
         allowed = {*self._own_needs(config), *self._stated_needs(config, is_there=True)}
         for name in self._stated_needs(config, is_there=False):
-            if there & {name, f"{name}.weight"} and name not in allowed:
+            if present & {name, f"{name}.weight"} and name not in allowed:
                 yield name
 
     def _own_needs(self, config: Config) -> list[str]:
@@ -303,14 +303,14 @@ class Family:
 
     def _stated_needs(self, config: Config, *, is_there: bool) -> list[str]:
         """The names in `_NEEDED` of the settings whose value is `is_there`."""
-        said = {**self.requires, **{k: v for k, v in config.values.items() if v is not None}}
-        return " ".join(n for key, n in _NEEDED.items() if said.get(key) is is_there).split()
+        settings = {**self.requires, **{k: v for k, v in config.values.items() if v is not None}}
+        return " ".join(n for key, n in _NEEDED.items() if settings.get(key) is is_there).split()
 
     def _completed(self, given: str | Into, within: str) -> Into:
         into = Into(given) if isinstance(given, str) else given
         base, _, suffix = into.target.rpartition(".")
         if suffix not in _SUFFIXES:
-            base, suffix = into.target, "" if into.target in _BARE else "weight"
+            base, suffix = into.target, "" if into.target in _WITHOUT_SUFFIX else "weight"
         is_weight = suffix == "weight"
         name = base if is_weight or not suffix else f"{base}.{suffix}"
         is_norm = base.rstrip("_12").endswith("norm")
@@ -324,7 +324,7 @@ class Family:
         )
 
 
-def _cut(form: str) -> tuple[str, str]:
+def _split_suffix(form: str) -> tuple[str, str]:
     """Split a name from its suffix; without one, a parameter counts as a `weight`."""
     if form.endswith("_bias"):
         return form.removesuffix("_bias"), "bias"
@@ -333,7 +333,7 @@ def _cut(form: str) -> tuple[str, str]:
 
 
 @cache
-def _known(architecture: str) -> Mapping[str, tuple[str, ...]]:
+def _gguf_names(architecture: str) -> Mapping[str, tuple[str, ...]]:
     """The names in checkpoints that `gguf` knows for an architecture, with those in the GGUF."""
     (number,) = (n for n, name in MODEL_ARCH_NAMES.items() if name == architecture)
     found: dict[str, tuple[str, ...]] = {}

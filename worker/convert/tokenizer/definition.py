@@ -15,7 +15,7 @@ from worker.convert.tokenizer.vocabulary import SPACE, Vocabulary, merges_of
 from worker.errors import ModelError
 from worker.llama.source_tokenizer import WHOLE_WORDS
 
-_OF_A_BYTE = re.compile("<0x[0-9A-F]{2}>")
+_BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
 _ROLES = {"<s>": "bos", "</s>": "eos", "<unk>": "unk", "<pad>": "pad"}
 
 
@@ -66,7 +66,7 @@ def check_merged(tokenizer: Mapping[str, Any]) -> None:
     others |= {model.get("unk_token"), ""}
     for text in model["vocab"].keys() - others:
         made = [token.value for token in merged.tokenize(text)]
-        if made != [text] and not _OF_A_BYTE.fullmatch(text):
+        if made != [text] and not _BYTE_TOKEN.fullmatch(text):
             raise ModelError(
                 f"tokenizer.json: ignore_merges takes words such as {text!r} whole, which no "
                 "merges make; llama.cpp does not do so for this kind of tokenizer"

@@ -87,7 +87,7 @@ def _of_ranks(
     return {
         "version": "1.0",
         "added_tokens": [{**_ADDED, **token} for token in added],
-        "pre_tokenizer": _cuts(_expressions(pre)),
+        "pre_tokenizer": _splitting_by(_expressions(pre)),
         "model": {
             "type": "BPE",
             "ignore_merges": True,
@@ -97,18 +97,18 @@ def _of_ranks(
     }
 
 
-def tekken_cuts(checkpoint: Checkpoint, tokenizer: Mapping[str, Any]) -> dict[str, Any]:
+def tekken_override(checkpoint: Checkpoint, tokenizer: Mapping[str, Any]) -> dict[str, Any]:
     """The pre-tokenizer of a `tekken.json`, if the byte-level `tokenizer.json` beside it has
     another, as transformers before 4.57.3 wrote it; else empty."""
     steps = list(pre_tokenizers.steps_of(tokenizer.get("pre_tokenizer")))
     tekken = checkpoint.json(TEKKEN)
     if not tekken or not any(s["type"] == "ByteLevel" for s in steps):
         return {}
-    cuts = _cuts([str(tekken["config"]["pattern"])])
+    cuts = _splitting_by([str(tekken["config"]["pattern"])])
     return {} if pre_tokenizers.same(steps, pre_tokenizers.steps_of(cuts)) else cuts
 
 
-def _cuts(expressions: Sequence[str]) -> dict[str, Any]:
+def _splitting_by(expressions: Sequence[str]) -> dict[str, Any]:
     """A `tokenizer.json`'s pre-tokenizer that splits by these and maps bytes to characters."""
     cuts = [
         {"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": False}

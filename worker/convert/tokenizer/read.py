@@ -15,14 +15,14 @@ from worker.convert.malformed import bounded_faults
 from worker.convert.tokenizer import definition, sentencepiece
 from worker.convert.tokenizer.pre_tokenizers import steps_of
 from worker.convert.tokenizer.protobuf import read_model
-from worker.convert.tokenizer.ranked import TEKKEN, TIKTOKEN, ranked_definition, tekken_cuts
+from worker.convert.tokenizer.ranked import TEKKEN, TIKTOKEN, ranked_definition, tekken_override
 from worker.convert.tokenizer.vocabulary import SPACE, AddedToken, Vocabulary
 from worker.errors import ModelError
 from worker.models.checkpoint_files import TOKENIZERS
 from worker.models.gguf.servable import missing_byte
 
 _NORMAL_FORMS = ("NFC", "NFD", "NFKC", "NFKD")
-_CUT_AS_KIMI = ("kimi_k2", "kimi_k25", "deepseek_v3")
+_SPLITS_LIKE_KIMI = ("kimi_k2", "kimi_k25", "deepseek_v3")
 """`model_type` of Kimi K2 and of the smaller Moonlight, which splits text in the same way."""
 
 
@@ -34,7 +34,7 @@ def read_vocabulary(checkpoint: Checkpoint, vocab_size: int, pre: str | None = N
     """
     with bounded_faults(checkpoint.folder / "tokenizer"):
         tokenizer = checkpoint.json("tokenizer.json") or ranked_definition(checkpoint)
-        cuts = tekken_cuts(checkpoint, tokenizer)
+        cuts = tekken_override(checkpoint, tokenizer)
         if cuts:
             tokenizer = {**tokenizer, "pre_tokenizer": cuts}
         vocabulary = _read(checkpoint, tokenizer, pre)
@@ -45,7 +45,7 @@ def read_vocabulary(checkpoint: Checkpoint, vocab_size: int, pre: str | None = N
         if vocabulary.model != "bert":  # Its normalizer has no such steps.
             forms = steps_of(tokenizer.get("normalizer"), *_NORMAL_FORMS)
             vocabulary.steps += (str(step["type"]).lower() for step in forms)
-        vocabulary.notes += _renamed(tokenizer)
+        vocabulary.notes += _replaced_tokens(tokenizer)
         vocabulary.add(_added_tokens(checkpoint, tokenizer), vocab_size)
     vocabulary.fit(vocab_size)
     _check_unique(vocabulary, checkpoint.folder)
@@ -59,10 +59,10 @@ def _read(checkpoint: Checkpoint, tokenizer: Mapping[str, Any], pre: str | None)
     if tokenizer and not isinstance(model, dict):
         raise ModelError(f"{folder / 'tokenizer.json'} has no model")
     if not checkpoint.json("tokenizer.json") and (folder / TIKTOKEN).is_file():
-        if checkpoint.config.get("model_type") not in _CUT_AS_KIMI:
+        if checkpoint.config.get("model_type") not in _SPLITS_LIKE_KIMI:
             raise ModelError(
                 f"{folder}: only Python code says how to split texts for its {TIKTOKEN}, "
-                f"and only that of {', '.join(_CUT_AS_KIMI)} is known"
+                f"and only that of {', '.join(_SPLITS_LIKE_KIMI)} is known"
             )
     kind, has_bytes = (model.get("type"), model.get("byte_fallback")) if model else (None, None)
     if kind == "WordPiece":
@@ -134,7 +134,7 @@ def _special_texts(checkpoint: Checkpoint) -> set[str]:
     return found
 
 
-def _renamed(tokenizer: Mapping[str, Any]) -> list[str]:
+def _replaced_tokens(tokenizer: Mapping[str, Any]) -> list[str]:
     """Notes on tokens that an added token of the same id replaces.
 
     Raises:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from worker.convert.checkpoint import Checkpoint
 from worker.convert.tokenizer.protobuf import SentencePieceModel, read_model
-from worker.convert.tokenizer.ranked import TEKKEN, ranked_definition, tekken_cuts
+from worker.convert.tokenizer.ranked import TEKKEN, ranked_definition, tekken_override
 from worker.convert.tokenizer.sentencepiece import scheme_of
 from worker.convert.tokenizer.vocabulary import SPACE
 from worker.errors import ModelError
@@ -27,7 +27,7 @@ def reference(folder: Path) -> Tokenizer:
         if path.is_file():
             tokenizer = Tokenizer.from_buffer(path.read_bytes())
             whole = checkpoint.json(path.name) if checkpoint.json(TEKKEN) else {}
-            if cuts := tekken_cuts(checkpoint, whole):
+            if cuts := tekken_override(checkpoint, whole):
                 tokenizer = Tokenizer.from_str(json.dumps({**whole, "pre_tokenizer": cuts}))
         elif other := ranked_definition(checkpoint):
             other["model"]["vocab"] |= {t["content"]: t["id"] for t in other["added_tokens"]}
@@ -63,16 +63,16 @@ def _from_sentencepiece(model: SentencePieceModel, scheme: str) -> Tokenizer:
         steps.append(normalizers.Prepend(SPACE))
     if scheme != "first":
         steps.append(normalizers.Replace(" ", SPACE))
-    bytes_too = any(piece.kind == 6 for piece in model.pieces)
+    has_bytes = any(piece.kind == 6 for piece in model.pieces)
     if model.algorithm == 2:
         vocab = {piece.text: i for i, piece in enumerate(model.pieces)}
         merges, unk = _merges(model, vocab), model.pieces[model.unk_id].text
         tokenizer = Tokenizer(
-            models.BPE(vocab, merges, unk_token=unk, fuse_unk=True, byte_fallback=bytes_too)
+            models.BPE(vocab, merges, unk_token=unk, fuse_unk=True, byte_fallback=has_bytes)
         )
     else:
         scored = [(piece.text, piece.score) for piece in model.pieces]
-        tokenizer = Tokenizer(models.Unigram(scored, model.unk_id, bytes_too))
+        tokenizer = Tokenizer(models.Unigram(scored, model.unk_id, has_bytes))
     tokenizer.normalizer = normalizers.Sequence(steps)
     if scheme == "first":
         tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)

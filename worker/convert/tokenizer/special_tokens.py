@@ -115,9 +115,9 @@ def _is_token(i: Any, role: str, vocabulary: Vocabulary) -> TypeGuard[int]:
     if type(i) is not int:
         return False
     if i >= len(vocabulary.tokens):
-        said = f"left out {role}_token_id {i}: the vocabulary has {len(vocabulary.tokens)} tokens"
-        if said not in vocabulary.notes:
-            vocabulary.notes.append(said)
+        note = f"left out {role}_token_id {i}: the vocabulary has {len(vocabulary.tokens)} tokens"
+        if note not in vocabulary.notes:
+            vocabulary.notes.append(note)
     return 0 <= i < len(vocabulary.tokens)
 
 
