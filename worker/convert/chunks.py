@@ -1,7 +1,8 @@
 """Works on tensors in chunks of rows, on a few threads, with bounded memory.
 
-A chunk is a quarter of a million values: its source, its float32 form and its result stay in the
-processor's caches. Threads take chunks in file order, so reads and writes stay sequential.
+A chunk is a quarter of a million values, so its source, its float32 form and its result stay in the
+processor's caches; it is larger only if `RowSpan.make` computes all rows at once. Threads take
+chunks in file order, so reads and writes stay sequential.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def _of_layers(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotary position parameters, from `rope_parameters` or the older `rope_theta` keys."""
+    """Rotary position parameters, from `rope_parameters` or the older keys beside it."""
 
     theta: float
     kind: str

@@ -23,7 +23,7 @@ def bounded_faults(source: Path) -> Iterator[None]:
     """Raise nothing but a `ModelError` for faults in the files below `source`."""
     try:
         yield
-    except ModelError as error:  # It may quote what a file says, which may be long.
+    except ModelError as error:  # It may quote a long value from a file.
         raise ModelError(_brief(error.message), **error.details) from error.__cause__
     except (*_FAULTS, MemoryError) as error:
         message = f"{source} is malformed: {type(error).__name__} {error}"

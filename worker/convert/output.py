@@ -1,7 +1,7 @@
-"""The GGUF being written; it gets its name only after it was verified.
+"""The GGUF being written; it gets its name only after verification.
 
 Everything goes to `NAME.partial`, which is renamed to `NAME` after it was read back and verified.
-Its first four bytes stay zero until all tensors are written, so no loader takes the file of a
+Its first four bytes are zero until all tensors are written, so no loader takes the file of a
 killed conversion for a model. The next conversion to the same name overwrites that file.
 """
 

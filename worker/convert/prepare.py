@@ -112,7 +112,8 @@ def prepare_checked(source: Path, options: Options) -> Conversion:
 
 
 def prepare(source: Path, options: Options) -> Conversion:
-    """
+    """Plan the conversion of the checkpoint in the folder `source`.
+
     Raises:
         ModelError: the checkpoint's small files or headers are invalid or not supported.
     """

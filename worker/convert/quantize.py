@@ -63,7 +63,7 @@ def encode(values: npt.NDArray[Any], kind: TensorType) -> npt.NDArray[np.uint8]:
     if kind == "Q8_0":
         return _to_q8_0(values)
     if kind == "F16" and values.dtype == np.uint16:
-        # Faster than by way of float32. Every index is in the table: "wrap" spares their check.
+        # Faster than by way of float32. "wrap" skips the check of indices, all of which exist.
         return np.take(_bf16_as_f16(), values, mode="wrap").view(np.uint8)
     wide = to_float32(values)
     if kind == "F16":
@@ -82,8 +82,8 @@ def is_finite(data: npt.NDArray[np.uint8], kind: TensorType) -> bool:
         data, kind = np.ascontiguousarray(data.reshape(-1, Q8_BLOCK_BYTES)[:, :2]), "F16"
     exponent = {"F16": 0x7C00, "BF16": 0x7F80, "F32": 0x7F800000}[kind]
     n_bits = 32 if kind == "F32" else 16
-    # As integers, what is not finite is the largest of its sign. Two maxima read the tensor at the
-    # speed of memory; to pick the exponent of each value out takes ten times as long and more.
+    # As integers, values that are not finite are the largest of their sign. Two maxima run at the
+    # speed of memory; extracting each exponent takes more than ten times as long.
     positive, every = (data.view(f"{sign}{n_bits // 8}").max(initial=0) for sign in "iu")
     return bool(positive < exponent and every < exponent + (1 << n_bits - 1))
 
@@ -100,7 +100,7 @@ def _bf16_as_f16() -> npt.NDArray[np.uint16]:
 def _to_q8_0(values: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     """Blocks of 32 values: a float16 scale, then signed bytes, rounded half away from zero.
 
-    Magnitudes are rounded, and get their signs as bytes, which are a quarter as long.
+    Magnitudes are rounded first. The signs are applied to the bytes, which are a quarter as long.
     """
     scale = block_maximum(values) / np.float32(127)
     inverse = np.float32(1) / scale

@@ -2,8 +2,8 @@
 ModelOpt, NVFP4, the formats of compressed-tensors, GPTQ, AWQ, bitsandbytes and MLX.
 
 Such tensors become one tensor of float32 values, the products that the source's own framework
-computes. llama.cpp has a type like NVFP4, but reads the scale of a whole tensor, which belongs to
-it, for some kinds of tensors only, so these weights are written like others. Any other method of a
+computes. llama.cpp has a type like NVFP4, but reads its scale of the whole tensor for some kinds of
+tensors only, so these weights are written like others. Any other method of a
 `quantization_config` is refused by name.
 """
 
@@ -41,15 +41,15 @@ _KNOWN: Mapping[str, tuple[str, Collection[str]]] = {
     "awq": ("version checkpoint_format", ("", "gemm", "GEMM")),
     "MLX": ("mode", ("", "affine", "mxfp4", "mxfp8", "nvfp4")),
 }
-"""The methods that can be converted, each with the key of its format, and perhaps an older name of
-that key, and the formats."""
+"""The methods that can be converted, each with the key of its format (also its older name) and the
+known formats."""
 _MIXED = {"mixed-precision": "config_groups", "MIXED_PRECISION": "quantized_layers"}
 """The key under which a mixed method lists its parts, each with a format of its own."""
 _NUMBERS = ("F8_E4M3", "I8", "I32", "U8")
 """Types that need a scale; an I32 holds as many integers as fit into it, a U8 two FP4."""
 _FLOATS = ("BF16", "F16", "F32")
 _N_BITS = (2, 4, 8)
-"""Of compressed-tensors' integers. Releases store others, which cross words, in different ways."""
+"""Of compressed-tensors' integers. Releases differ in how they store sizes that cross words."""
 _GPTQ_N_BITS = (2, 3, 4, 8)
 _MLX_N_BITS = (2, 3, 4, 5, 6, 8)
 _MLX_TABLES: Mapping[str, tuple[Values, Values]] = {
@@ -60,7 +60,7 @@ _MLX_TABLES: Mapping[str, tuple[Values, Values]] = {
 """The values of numbers and scales, in the modes whose numbers are not integers."""
 _AWQ = Packing(4, is_down=True, places=(0, 4, 1, 5, 2, 6, 3, 7))
 _BNB_8_STEP = 1 / 127
-"""A step of bitsandbytes' eight-bit integers: their scale is the value of the largest, 127."""
+"""bitsandbytes' scale is the value of the largest eight-bit integer, 127."""
 _MAX_STATE_BYTES = 1 << 16
 _OF_ACTIVATIONS = r".*(\.(input|output|q|k|v)(_global)?|[._]activation)_(scale|zero_point)(_ub)?"
 """Tensors for quantising activations, which are not quantised here."""
@@ -93,7 +93,7 @@ _BNB_4 = Names(
     ),
     types=(*_NUMBERS, *_FLOATS),
 )
-"""bitsandbytes' four bits, in bytes that may be declared as any type."""
+"""The bytes may be declared as any type."""
 _BNB_8 = Names(
     weight="weight",
     numbers="weight",
@@ -101,7 +101,6 @@ _BNB_8 = Names(
     others=("weight_format",),
     types=("I8",),
 )
-"""bitsandbytes' eight bits."""
 _GPTQ_AWQ = Names(
     weight="weight",
     numbers="qweight",
@@ -111,7 +110,6 @@ _GPTQ_AWQ = Names(
     types=("I32",),
     is_transposed=True,
 )
-"""GPTQ's and AWQ's."""
 _MLX = Names(
     weight="weight",
     numbers="weight",
@@ -119,7 +117,6 @@ _MLX = Names(
     shift="biases",
     types=("U32",),
 )
-"""MLX's."""
 _PLAIN = Names(scale="_scale", whole="_scale_2", zero="_zero_point", order="_g_idx")
 _INVERSE = replace(_PLAIN, scale="_scale_inv")
 _PACKED = replace(_PLAIN, numbers="_packed", whole="_global_scale", others=("_shape",))
@@ -480,7 +477,7 @@ def _zero(
 def _order(
     info: TensorInfo, weight: TensorInfo, scale: Grid, read: Read
 ) -> npt.NDArray[np.int32] | None:
-    """The column of each column's scale; `None` if they are in order."""
+    """For each column, the column of its scale; `None` if these are in order."""
     if info.dtype != "I32" or info.shape != weight.shape[-1:]:
         raise _unfit(info, weight)
     order = read(info, 0, info.n_rows).view("<i4").reshape(-1)

@@ -114,7 +114,7 @@ def _patch() -> None:
 
 
 def _keep_settings() -> None:
-    """Give the script the settings of `config.json` that transformers reads and then drops."""
+    """Give the script those settings of `config.json` that transformers drops on reading."""
     from conversion import ModelBase
 
     original = ModelBase.load_hparams

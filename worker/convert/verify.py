@@ -72,7 +72,7 @@ def check_file(source: Path, file: Path, options: Options, report: Report) -> in
     """Repeat every check on an existing file; returns the number of tensors.
 
     Raises:
-        ModelError: the file differs from what the source gives with these options.
+        ModelError: the file differs from a conversion of the source with these options.
     """
     recorded = read_header(file).metadata
     outtype = recorded.get(manifest.OUTTYPE)

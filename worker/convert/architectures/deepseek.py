@@ -17,7 +17,7 @@ from worker.convert.family.rules import Array, Family, Into, Setting
 from worker.errors import ModelError
 
 _LITE_LAYERS = (26, 27)
-"""llama.cpp recognises models with uncompressed queries by these numbers of layers."""
+"""The layer counts by which llama.cpp recognises models with uncompressed queries."""
 
 
 def _dims(config: Config) -> Dims:

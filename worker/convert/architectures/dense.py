@@ -109,7 +109,7 @@ ERNIE4_5 = Family(
 
 
 def _check_windows(config: Config, d: Dims) -> None:
-    """Without `layer_types`, the first `max_window_layers` layers have none."""
+    """Without `layer_types`, the first `max_window_layers` layers have no window."""
     has_window = config.number("max_window_layers", default=0) < d.n_layers
     kinds = config.values.get("layer_types") or ["sliding_attention"] * has_window
     window = config.count("sliding_window") if config.flag("use_sliding_window") else 0

@@ -42,8 +42,8 @@ Setting = Value | Callable[[Config, Dims], Value | None] | None
 """A metadata value, or a function that reads it from the configuration; `None` omits the key."""
 Array = npt.NDArray[Any]
 Make = Callable[[Sequence[Array], Dims], Array]
-"""Computes the values to write, in a stored type or as float32, from source tensors as they are
-stored (BF16 as `uint16`)."""
+"""Computes the values to write, in a stored type or as float32, from source tensors as stored (BF16
+as `uint16`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ USUAL_MAKES: Mapping[str, Make] = {
 
 
 def halves(stack: str = "") -> tuple[Into, Into]:
-    """Rules for gate and up in one tensor, in this order; `stack` is `_exps`, `_shexp` or empty."""
+    """Rules for a tensor with the rows of gate, then up; `stack` is `_exps`, `_shexp` or empty."""
     return Into(f"ffn_gate{stack}", part=(0, 2)), Into(f"ffn_up{stack}", part=(1, 2))
 
 

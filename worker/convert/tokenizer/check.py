@@ -43,7 +43,7 @@ _NORMALISERS = {
 class CheckedTokens:
     n_texts: int
     differing: Sequence[str]
-    """Texts whose ids from llama.cpp differ."""
+    """Texts for which llama.cpp's ids differ."""
     reason: str
     """Where llama.cpp is known to split differently."""
 
@@ -76,7 +76,7 @@ class TokenCheck:
         token ids of the texts of `corpus`. Call it only once.
 
         Raises:
-            ModelError: a text has other ids without a known reason, or llama.cpp refuses a setting,
+            ModelError: ids of a text differ for no known reason, or llama.cpp refuses a setting,
                 the shape of a tensor or the vocabulary.
         """
         with Scratch(None) as temporary:

@@ -120,8 +120,8 @@ def _added_tokens(checkpoint: Checkpoint, tokenizer: Mapping[str, Any]) -> dict[
 
 
 def _special_texts(checkpoint: Checkpoint) -> set[str]:
-    """The texts of tokens with a role. As in transformers, these are the special ones of
-    `added_tokens.json`, which does not say so itself."""
+    """The texts of tokens with a role. `added_tokens.json` does not mark special tokens; like
+    transformers, this takes those with a role for special."""
     found: set[str] = set()
     for file in ("tokenizer_config.json", "special_tokens_map.json"):
         for key, value in checkpoint.json(file).items():

@@ -105,8 +105,8 @@ def _kind(text: str, unk: str | None) -> TokenType:
 def _set_prefix(vocabulary: Vocabulary, scheme: str) -> None:
     """Set how a text's first word gets its space, by a scheme of `_prepend_scheme`.
 
-    llama.cpp adds a space before a text and after each special token, even where there is one
-    already. A `Metaspace` adds it only where there is none. For BPE, the worker therefore adds it
+    llama.cpp adds a space before a text and after each special token, even if there is one
+    already. A `Metaspace` adds it only if there is none. For BPE, the worker therefore adds it
     instead of llama.cpp; other programs let llama.cpp add it, which is right for most texts.
     """
     if scheme in ("first", "each") and vocabulary.model == "llama":

@@ -16,7 +16,7 @@ from worker.llama import source_tokenizer
 
 SPACE = "\u2581"
 """Stands for a space in SentencePiece's tokens, and begins a word in llama.cpp's WordPiece."""
-MOST_TOKENS = 1 << 20
+_MOST_TOKENS = 1 << 20
 """Far more than any vocabulary has. Gaps between ids are filled, so ids need a bound."""
 _LOOKS_SPECIAL = re.compile(r"<\|.*\|>|<｜.*｜>|<(pad|mask|unused\d+|reserved_\d+)>", re.DOTALL)
 """Texts that only a template should write, even if their definition does not call them special: in
@@ -74,8 +74,8 @@ class Vocabulary:
 
     def put(self, i: int, text: str, kind: int, score: float = -1000.0) -> None:
         """Place a token; lower ids without a token are filled with unused ones."""
-        if not 0 <= i < MOST_TOKENS:
-            raise ModelError(f"the token {text[:80]!r} has the id {i}, beyond {MOST_TOKENS:,}")
+        if not 0 <= i < _MOST_TOKENS:
+            raise ModelError(f"token {text[:80]!r} has the id {i}, not 0 to {_MOST_TOKENS - 1:,}")
         self._extend(i + 1)
         self.tokens[i], self.types[i] = text, int(kind)
         if self.scores is not None:
@@ -89,7 +89,7 @@ class Vocabulary:
             self.notes.append(
                 f"left out {len(surplus)} added token(s) without a row in the embedding: {names}"
             )
-        literal = False
+        keeps_space = False
         for i, token in added.items():
             if i >= size:
                 continue
@@ -98,7 +98,7 @@ class Vocabulary:
             text = token.text
             if self.model in ("llama", "t5") and kind == TokenType.USER_DEFINED:
                 if SPACE in text and not token.normalized and self.tokens[i : i + 1] == [text]:
-                    literal = True  # To the library it never matches spaces; merges do make it.
+                    keeps_space = True  # To the library it never matches spaces; merges make it.
                     continue
                 # llama.cpp searches the text for these tokens before it replaces spaces.
                 text = text.replace(SPACE, " ")
@@ -108,7 +108,7 @@ class Vocabulary:
             if token.rstrip:
                 self.rstrip.add(i)
                 self.special_rstrip |= token.special
-        if literal:
+        if keeps_space:
             self.notes.append(
                 "llama.cpp treats U+2581 in a text as a space; the tokenizer has added tokens of it"
             )
