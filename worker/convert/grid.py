@@ -49,9 +49,8 @@ class Packing:
             words, axis = stored.view("<u4").reshape(-1, n_words, stored.shape[1] // 4), 1
         else:
             words, axis = stored.reshape(len(stored), -1, n_words), 2
-        if (
-            self.is_one_less and is_even
-        ):  # GPTQ subtracted from whole words, so a 0 borrowed from its neighbour.
+        if self.is_one_less and is_even:
+            # GPTQ subtracted from whole words, so a 0 borrowed from its neighbour.
             words = words + np.uint32(0xFFFFFFFF // mask)
         out = np.empty((*words.shape[:axis], n, *words.shape[axis + 1 :]), np.uint8)
         words, numbers = np.moveaxis(words, axis, 0), np.moveaxis(out, axis, 0)

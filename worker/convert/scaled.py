@@ -179,10 +179,7 @@ class Method:
 
 
 def method_of(config: Config) -> Method:
-    """
-    Raises:
-        ModelError: the weights are quantised by a method that cannot be converted.
-    """
+    """Raise `ModelError` if the weights are quantised by a method that cannot be converted."""
     section = config.section("quantization_config")
     if not section.values:
         section = config.section("quantization")  # As MLX has it.

@@ -28,7 +28,6 @@ def _described() -> Iterator[Family]:
 
 FAMILIES: tuple[Family, ...] = tuple(_described())
 
-
 _SAME_LAYERS = {"Model": "ForCausalLM", "ForMaskedLM": "Model"}
 """Suffixes of class names, each with that of a class that has the same layers. An embedding decoder
 has no head; an encoder's head that predicts masked tokens is left out."""

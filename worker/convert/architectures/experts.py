@@ -87,7 +87,6 @@ QWEN2_MOE = replace(
     requires={**_SPARSE, "norm_topk_prob": False},
 )
 
-
 QWEN3_MOE = replace(
     QWEN3,
     architecture="qwen3moe",

@@ -60,10 +60,7 @@ def completed(config: Config) -> Config:
 
 
 def check_settled(config: Config) -> None:
-    """
-    Raises:
-        ModelError: a key of `UNSETTLED` is absent.
-    """
+    """Raise `ModelError` if a key of `UNSETTLED` is absent."""
     key = UNSETTLED.get(_kind(config))
     if key and key not in set(_keys(config)):
         raise ModelError(f"{config.name} lacks {key}")

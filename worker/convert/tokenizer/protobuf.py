@@ -39,10 +39,7 @@ class SentencePieceModel:
 
 
 def read_model(data: bytes, name: str) -> SentencePieceModel:
-    """
-    Raises:
-        ModelError: the bytes are not a `ModelProto`.
-    """
+    """Raise `ModelError` if the bytes are not a `ModelProto`."""
     try:
         return _model(data)
     except (ValueError, IndexError, struct.error, UnicodeDecodeError):

@@ -179,8 +179,7 @@ def _check_unique(vocabulary: Vocabulary, folder: Path) -> None:
 
 def _check_bytes(vocabulary: Vocabulary, folder: Path) -> None:
     """Refuse a SentencePiece BPE that lacks a byte."""
-    missing = missing_byte({token.encode() for token in vocabulary.tokens})
-    if missing is not None:
+    if (missing := missing_byte({token.encode() for token in vocabulary.tokens})) is not None:
         raise ModelError(
             f"{folder}: the tokenizer has no token <0x{missing:02X}>; without one for each byte "
             "llama.cpp cannot split texts with characters that the vocabulary lacks"

@@ -31,7 +31,6 @@ def scheme_of(model: SentencePieceModel, settings: Mapping[str, Any]) -> str:
 
 
 def from_model(model: SentencePieceModel, settings: Mapping[str, Any]) -> Vocabulary:
-    """The vocabulary of a `tokenizer.model` beside a `tokenizer_config.json`."""
     if model.algorithm not in (1, _BPE):
         raise ModelError("tokenizer.model is neither a Unigram nor a BPE model")
     unigram = model.algorithm != _BPE
@@ -77,7 +76,6 @@ def by_merges(tokenizer: Mapping[str, Any]) -> Metadata:
 
 
 def from_unigram_json(tokenizer: Mapping[str, Any]) -> Vocabulary:
-    """The vocabulary of a `tokenizer.json` with a Unigram model."""
     model = tokenizer["model"]
     unk = model.get("unk_id")
     vocabulary = Vocabulary(model="t5", scores=[])

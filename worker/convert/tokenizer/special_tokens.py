@@ -135,8 +135,7 @@ def _named(checkpoint: Checkpoint, role: str) -> str | None:
 def _id_of(checkpoint: Checkpoint, vocabulary: Vocabulary, role: str) -> int | None:
     named = _named(checkpoint, role)
     if named is not None:
-        i = vocabulary.id_of(named)
-        if i is not None:
+        if (i := vocabulary.id_of(named)) is not None:
             return i
         if role in ("bos", "eos"):
             raise ModelError(f"tokenizer_config.json: {role}_token {named!r} is not a token")

@@ -67,10 +67,7 @@ class Vocabulary:
     notes: list[str] = field(default_factory=list)
 
     def id_of(self, text: str) -> int | None:
-        try:
-            return self.tokens.index(text)
-        except ValueError:
-            return None
+        return self.tokens.index(text) if text in self.tokens else None
 
     def put(self, i: int, text: str, kind: int, score: float = -1000.0) -> None:
         """Place a token; lower ids without a token are filled with unused ones."""
