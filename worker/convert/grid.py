@@ -27,9 +27,9 @@ class Packing:
     into its bytes, or those of successive rows into I32s."""
 
     n_bits: int
-    is_down: bool = False
+    across_rows: bool = False
     """Numbers of successive rows are packed together."""
-    places: tuple[int, ...] = ()
+    positions: tuple[int, ...] = ()
     """The positions of the numbers within an I32 or a byte, if they are not in order."""
     is_one_less: bool = False
     """Each is stored minus 1, as zero points are in GPTQ's first format."""
@@ -37,7 +37,7 @@ class Packing:
     @property
     def unit(self) -> tuple[int, int]:
         """How many numbers fill how many I32s, or bytes, to the last bit."""
-        width = 32 if self.is_down else 8
+        width = 32 if self.across_rows else 8
         n = lcm(width, self.n_bits)
         return n // self.n_bits, n // width
 
@@ -45,7 +45,7 @@ class Packing:
         """The numbers in rows of bytes."""
         (n, n_words), mask = self.unit, (1 << self.n_bits) - 1
         is_even = 32 % self.n_bits == 0
-        if self.is_down:
+        if self.across_rows:
             words, axis = stored.view("<u4").reshape(-1, n_words, stored.shape[1] // 4), 1
         else:
             words, axis = stored.reshape(len(stored), -1, n_words), 2
@@ -55,8 +55,8 @@ class Packing:
         out = np.empty((*words.shape[:axis], n, *words.shape[axis + 1 :]), np.uint8)
         words, numbers = np.moveaxis(words, axis, 0), np.moveaxis(out, axis, 0)
         width = 8 * words.itemsize
-        for i, place in enumerate(self.places or range(n)):
-            word, shift = divmod(place * self.n_bits, width)
+        for i, position in enumerate(self.positions or range(n)):
+            word, shift = divmod(position * self.n_bits, width)
             bits = words[word] >> shift
             if shift + self.n_bits > width:
                 bits |= words[word + 1] << width - shift
@@ -64,7 +64,7 @@ class Packing:
         if self.is_one_less and not is_even:
             out += 1
             out &= mask
-        return out.reshape(-1, out.shape[2]) if self.is_down else out.reshape(len(out), -1)
+        return out.reshape(-1, out.shape[2]) if self.across_rows else out.reshape(len(out), -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Grid:
     def of_rows(self, read: Read, first: int, count: int) -> Values:
         """The numbers for `count` rows of the weight from `first` on, one row for each."""
         blocks = (first + np.arange(count)) // self.rows
-        n, words = self.packing.unit if self.packing and self.packing.is_down else (1, 1)
+        n, words = self.packing.unit if self.packing and self.packing.across_rows else (1, 1)
         start, end = int(blocks[0]) // n, int(blocks[-1]) // n + 1
         values = self._values(read(self.info, start * words, (end - start) * words))
         return values if len(values) == count else values[blocks - start * n]
@@ -109,9 +109,9 @@ class Scaled:
     row_length: int
     """Values per row of the weight; if not `width`, the values are cut into rows anew."""
     scale: Grid
-    whole: Grid | None = None
+    outer: Grid | None = None
     """Scales of the scales."""
-    plus: float = 0.0
+    scale_plus: float = 0.0
     """Added to the scales."""
     zero: Grid | None = None
     """Zero points."""
@@ -119,7 +119,7 @@ class Scaled:
     """Added to the products, as MLX's biases are."""
     order: npt.NDArray[np.int32] | None = None
     """For each column, the column of its scale, if these are not in order."""
-    times: float = 1.0
+    factor: float = 1.0
     """Multiplies all values in the end."""
 
     def read_rows(self, read: Read, first: int, count: int) -> Values:
@@ -136,19 +136,19 @@ class Scaled:
     def _rows(self, read: Read, first: int, count: int) -> Values:
         values = self.numbers.of_rows(read, first, count)[:, : self.width]
         scale = self.scale.of_rows(read, first, count)
-        if self.whole is not None:
-            whole = self.whole.of_rows(read, first, count)
-            is_divisor = self.whole.info.name.endswith("_global_scale")
-            scale = scale / whole if is_divisor else scale * whole
-        if self.plus:
-            scale = scale + np.float32(self.plus)
+        if self.outer is not None:
+            outer = self.outer.of_rows(read, first, count)
+            is_divisor = self.outer.info.name.endswith("_global_scale")
+            scale = scale / outer if is_divisor else scale * outer
+        if self.scale_plus:
+            scale = scale + np.float32(self.scale_plus)
         if self.zero is not None:
             values -= self._spread(self.zero.of_rows(read, first, count))
         values *= self._spread(scale)
         if self.shift is not None:
             values += self._spread(self.shift.of_rows(read, first, count))
-        if self.times != 1:
-            values *= np.float32(self.times)
+        if self.factor != 1:
+            values *= np.float32(self.factor)
         return values
 
     def _spread(self, columns: Values) -> Values:

@@ -58,7 +58,7 @@ _MLX_TABLES: Mapping[str, tuple[Values, Values]] = {
     "nvfp4": (FP4, e4m3()),
 }
 """The values of numbers and scales, in the modes whose numbers are not integers."""
-_AWQ = Packing(4, is_down=True, places=(0, 4, 1, 5, 2, 6, 3, 7))
+_AWQ = Packing(4, across_rows=True, positions=(0, 4, 1, 5, 2, 6, 3, 7))
 _BNB_8_STEP = 1 / 127
 """bitsandbytes' scale is the value of the largest eight-bit integer, 127."""
 _MAX_STATE_BYTES = 1 << 16
@@ -74,7 +74,7 @@ class Names:
     weight: str = ""
     numbers: str = ""
     scale: str = ""
-    whole: str = ""
+    outer: str = ""
     zero: str = ""
     shift: str = ""
     order: str = ""
@@ -86,7 +86,7 @@ class Names:
 
 _BNB_4 = Names(
     scale=".absmax",
-    whole=".nested_absmax",
+    outer=".nested_absmax",
     others=(
         *(".quant_map", ".nested_quant_map"),
         *(".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4"),
@@ -117,9 +117,9 @@ _MLX = Names(
     shift="biases",
     types=("U32",),
 )
-_PLAIN = Names(scale="_scale", whole="_scale_2", zero="_zero_point", order="_g_idx")
+_PLAIN = Names(scale="_scale", outer="_scale_2", zero="_zero_point", order="_g_idx")
 _INVERSE = replace(_PLAIN, scale="_scale_inv")
-_PACKED = replace(_PLAIN, numbers="_packed", whole="_global_scale", others=("_shape",))
+_PACKED = replace(_PLAIN, numbers="_packed", outer="_global_scale", others=("_shape",))
 _NAMES = (_INVERSE, _PLAIN, _PACKED, _GPTQ_AWQ, _MLX, _BNB_8, _BNB_4)
 
 
@@ -288,7 +288,7 @@ def join(
             weight, made[name] = _bnb_4(parts, numbers, scale, read)
         else:
             weight, made[name] = _scaled(name, parts, numbers, scale, method, read)
-        ends = (names.numbers, names.scale, names.whole, names.zero, names.shift, names.order)
+        ends = (names.numbers, names.scale, names.outer, names.zero, names.shift, names.order)
         for used in {stem + end for end in (*ends, *names.others)}:
             tensors.pop(used, None)
         bias = parts.get("bias") if names is _GPTQ_AWQ else None
@@ -322,11 +322,11 @@ def _scaled(
     known = (*known, "F8_E8M0", *(("U8",) if method.has_powers else ()))
     tables = _MLX_TABLES.get(method.module(parts.stem)[2]) if names is _MLX else None
     known = known if tables is None else ("U8",)
-    grid, whole, zero, order = _grid(scale, weight, known, method.blocks), None, None, None
-    if names.whole and (stored := parts.get(names.whole)):
-        whole = _grid(stored, weight, _FLOATS)
+    grid, outer, zero, order = _grid(scale, weight, known, method.blocks), None, None, None
+    if names.outer and (stored := parts.get(names.outer)):
+        outer = _grid(stored, weight, _FLOATS)
     elif scale.dtype == "F8_E4M3":
-        parts.needed(names.whole)
+        parts.needed(names.outer)
     if stored := parts.get(names.zero):
         zero = _zero(stored, weight, grid, packing, is_one_less=method.is_one_less)
         if method.is_symmetric and zero.of_rows(read, 0, weight.n_rows).any():
@@ -360,11 +360,11 @@ def _scaled(
         weight.row_length,
         weight.row_length,
         grid,
-        whole,
+        outer,
         zero=zero,
         shift=shift,
         order=order,
-        times=_BNB_8_STEP if names is _BNB_8 else 1,
+        factor=_BNB_8_STEP if names is _BNB_8 else 1,
     )
 
 
@@ -461,7 +461,7 @@ def _zero(
 ) -> Grid:
     """Zero points: a byte each, or packed into I32s down the columns."""
     packing = packing if info.dtype == "I32" else None
-    packing = packing and replace(packing, is_down=True, is_one_less=is_one_less)
+    packing = packing and replace(packing, across_rows=True, is_one_less=is_one_less)
     (n, n_words), of = packing.unit if packing else (1, 1), scale.info
     is_cut = len(of.shape) > 2 and of.shape[-2] % n
     n_rows = -(-of.n_rows // n) * n_words
@@ -512,17 +512,17 @@ def _bnb_4(
     n = n_values // columns
     matrix = replace(numbers, dtype="U8", shape=(n, columns // 2))
     table = _table(parts, ".quant_map", 16, read)
-    whole = nested = None
+    outer = nested = None
     if scale.dtype == "U8":
         nested = _table(parts, ".nested_quant_map", 256, read)
-        whole = _column(parts, ".nested_absmax", -(-n // state.nested_blocksize))
+        outer = _column(parts, ".nested_absmax", -(-n // state.nested_blocksize))
     return replace(numbers, dtype="F32", shape=state.shape), Scaled(
-        Grid(matrix, packing=Packing(4, places=(1, 0)), table=table),
+        Grid(matrix, packing=Packing(4, positions=(1, 0)), table=table),
         columns,
         state.shape[-1],
         Grid(_column(parts, ".absmax", n, ("F32", "U8")), 1, columns, table=nested),
-        None if whole is None else Grid(whole, state.nested_blocksize, columns),
-        plus=state.nested_offset if nested is not None else 0.0,
+        None if outer is None else Grid(outer, state.nested_blocksize, columns),
+        scale_plus=state.nested_offset if nested is not None else 0.0,
     )
 
 
