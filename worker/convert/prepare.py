@@ -45,7 +45,7 @@ class Options:
     pre_tokenizer: str | None = None
     """Used instead of the one that `tokenizer.json` defines."""
     name: str | None = None
-    """`general.name`; the name of the folder by default."""
+    """`general.name`; by default the name of the repository or folder."""
     imatrix: Path | None = None
     """Importance matrix for the types that llama.cpp's quantiser makes."""
     n_threads: int | None = None
@@ -69,7 +69,7 @@ class Conversion:
     metadata: Metadata
     tensors: list[OutputTensor]
     notes: list[str] = field(default_factory=list)
-    """Known differences between llama.cpp and the source's own framework."""
+    """Sentences for the user: what was left out, and known differences from the source's framework."""
     vocabulary: Vocabulary | None = None
     """`None` for a projector, and if llama.cpp's own converter read it."""
     scratch: Scratch | None = None
@@ -175,7 +175,7 @@ def _by_family(
     family_metadata.check(family, config, dims)
     filters = [t for name, t in checkpoint.tensors.items() if name.endswith(".conv1d.weight")]
     if any(len(t.shape) > 2 and t.shape[1] > t.shape[2] for t in filters):
-        # MLX stores filters as (channels, kernel, 1), and has already added 1 to the norms.
+        # MLX stores filters as (channels, kernel, 1), and has already added `norm_plus`.
         family = replace(family, norm_plus=0.0)
     pooling = read_pooling(checkpoint)
     if pooling is not None and family.head != "always":

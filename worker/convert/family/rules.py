@@ -187,7 +187,7 @@ class Family:
     multimodal: tuple[str, ...] = ()
     """The same for multimodal checkpoints, of which only the text model is converted."""
     sources: Sources = field(default_factory=dict)
-    """Rules for tensors that the `gguf` package does not know, or not in this form."""
+    """Rules for tensors that the `gguf` package does not know, or not by this name or form."""
     tensors_of: str = ""
     """An architecture with the same tensors, if `gguf` does not know those of this one."""
     makes: Mapping[str, Make] = field(default_factory=dict)
@@ -197,7 +197,7 @@ class Family:
     interleaved: bool = False
     """llama.cpp rotates neighbouring dimensions; see `Into.interleaved`."""
     norm: Literal["rms", "layer", "none"] = "rms"
-    """The kind of norms, for their epsilon's key; `none` if `metadata` has it."""
+    """The kind of norms, for the key of their epsilon; `none` if `metadata` has that key."""
     rotary: float | None = None
     """The default share of a head that is rotated, in families where that is a setting."""
     windows: int = 0
@@ -214,8 +214,8 @@ class Family:
     section: str = ""
     """The key in `config.json` of the text model's section; empty for the whole file."""
     head: Literal["optional", "always", "never", "none"] = "optional"
-    """Whether llama.cpp reads a separate output head in this family. A checkpoint may tie its head
-    to the embedding; encoders have none."""
+    """Whether llama.cpp reads a separate output head: if there is one, always or never; `none` if
+    the model has no head. A checkpoint may tie its head to the embedding."""
     applies: Callable[[Config], bool] = field(default=lambda config: True)
     """Distinguishes families that share a name in `config.json`."""
     ignores_window: bool = False
