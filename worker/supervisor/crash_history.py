@@ -1,4 +1,4 @@
-"""Counts the engine's recent crashes, and computes the delay before the next spawn."""
+"""Counts the engine's recent crashes and computes the delay before the next spawn."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Crash:
 
     cause: str
     ready_seconds: float
-    """How long the engine was ready; 0 if it died before that."""
+    """How long the engine was ready; 0 if it never was."""
     served: bool
-    """Whether it had finished a request."""
+    """Whether the engine had finished a request."""
     at_unix: float = field(default_factory=time.time)
     at_seconds: float = field(default_factory=time.monotonic)
 
@@ -40,7 +40,7 @@ class CrashHistory:
 
     @property
     def latest(self) -> tuple[Crash, ...]:
-        """The last 16, newest last."""
+        """At most `LISTED_CRASHES`, newest last."""
         return tuple(self._crashes)[-LISTED_CRASHES:]
 
     @property
@@ -55,8 +55,7 @@ class CrashHistory:
 
     @property
     def delay_seconds(self) -> float:
-        """The delay before the next engine is spawned: doubled by each crash of a series but the
-        first."""
+        """The delay before the next spawn, doubled by each crash of a series after the first."""
         n_crashes = 0
         for crash in reversed(self._crashes):
             n_crashes += 1

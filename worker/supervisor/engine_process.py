@@ -1,4 +1,4 @@
-"""One engine process as its parent has it: spawn it, send commands, receive frames, end it.
+"""One engine process as its parent sees it: spawn it, send commands, receive frames, end it.
 
 The first engine is spawned before the API process knows its settings, so that both processes import
 their modules at the same time; it then waits for its first command. Until `connect`, this module
@@ -35,17 +35,17 @@ ENVIRONMENT_PREFIXES = (
 )
 """Prefixes of the variables that the engine inherits; its settings come through the pipe."""
 SPINS_AT_BARRIERS = "2000"
-"""How often an OpenMP thread looks before it sleeps at a barrier: for some 20 µs, by libgomp's own
+"""How many times an OpenMP thread spins at a barrier before it sleeps: some 20 µs, by libgomp's own
 estimate.
 
 libgomp's default lasts milliseconds. Beside a process that keeps a core busy, a token then takes up
-to ten times as long. Half as long a look makes tokens of a small model some per cent slower on idle
-cores (loads `busy1` and `streams1` of `make bench`).
+to ten times as long. Half as many spins slow tokens of a small model by some per cent on idle cores
+(loads `busy1` and `streams1` of `make bench`).
 """
 LEAVE_SECONDS = 0.5
-"""Time for a process to leave by itself once its pipe is closed; a core dump takes a moment."""
+"""Time for a process to exit by itself once its pipe is closed; a core dump takes a moment."""
 KILL_WAIT_SECONDS = 5.0
-"""A process inside a driver call may take a moment to die of SIGKILL."""
+"""A process inside a driver call can take a moment to die of SIGKILL."""
 
 
 class EngineProcess:
@@ -56,34 +56,38 @@ class EngineProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: AsyncChannel | None = None
         self.heard_at = 0.0
-        """When it was spawned or last told how far its start is, by its guardian's clock."""
+        """When it was spawned or last reported progress, by the guardian's clock."""
         self.ready_at: float | None = None
-        """When it had decoded a token and served from then on."""
+        """When it became ready: it had decoded a token."""
         self.phase = "preflight"
         self.has_answered = False
         """Whether it has finished a request."""
         self.error: WorkerError | None = None
-        """Its own report of why it could not start, or not go on."""
+        """Why it could not start or go on: its own report, or the error of its spawn."""
         self.kill_reason: str | None = None
         self._has_killed = False
 
     def successor(self) -> EngineProcess:
-        """The next incarnation, by the same command."""
+        """The next incarnation, not spawned yet, of the same command."""
         return EngineProcess(self._argv)
 
     def spawn(self) -> None:
-        """Start the process, unless it is started; it exits when the pipe is closed.
+        """Start the process unless it has been started; it exits when the pipe is closed.
 
-        Raises `WorkerError` if memory, processes or descriptors are short for now.
+        Raises `WorkerError` if the system has no memory, process or descriptor left for it.
         """
         if self._process is not None:
             return
-        with _told(), contextlib.ExitStack() as at_last, contextlib.ExitStack() as unless_spawned:
+        with (
+            _start_errors(),
+            contextlib.ExitStack() as finally_,
+            contextlib.ExitStack() as unless_spawned,
+        ):
             ours, theirs = socket.socketpair()
-            at_last.callback(theirs.close)
+            finally_.callback(theirs.close)
             unless_spawned.callback(ours.close)
             file = BlackBox.create_file()
-            at_last.callback(os.close, file)
+            finally_.callback(os.close, file)
             self._black_box = BlackBox(file)
             unless_spawned.callback(self._black_box.close)
             self._process = subprocess.Popen(
@@ -101,7 +105,7 @@ class EngineProcess:
         self._pipe = ours
 
     async def connect(self, on_frame: Callable[[list[Event]], None]) -> None:
-        """Attach a spawned process to the event loop; `on_frame` gets each of its frames.
+        """Attach a spawned process to the event loop; `on_frame` is called with each frame.
 
         Raises as `spawn` does.
         """
@@ -110,9 +114,9 @@ class EngineProcess:
         from worker.wire.async_channel import AsyncChannel
 
         self.lost = asyncio.Event()
-        """Set once its end of the pipe is closed."""
+        """Set once the pipe is closed."""
         self.connected_at = time.monotonic()
-        with _told():
+        with _start_errors():
             self._channel = await AsyncChannel.open(self._pipe, on_frame, self._on_lost)
 
     def _on_lost(self) -> None:
@@ -122,7 +126,7 @@ class EngineProcess:
 
     @property
     def pid(self) -> int | None:
-        """The process id, from the spawn until the process was reaped."""
+        """The process id, from the spawn until the process is reaped."""
         process = self._process
         return process.pid if process is not None and process.returncode is None else None
 
@@ -138,12 +142,12 @@ class EngineProcess:
 
     @property
     def pulses(self) -> tuple[int, ...]:
-        """Numbers of which one changes while its native code computes; none unless it serves."""
+        """Counters of which some change while native code computes; empty unless it serves."""
         serves = self.ready_at is not None and not self.lost.is_set()
         return self._black_box.pulses if serves else ()
 
     def send(self, command: Command) -> None:
-        """Send a command; it is lost if the process is. Raises as `encode` does."""
+        """Send a command; it is lost if the process has died. Raises as `encode` does."""
         if self._channel is not None:
             self._channel.send(command)
 
@@ -154,31 +158,31 @@ class EngineProcess:
             self._process.kill()
 
     async def end(self) -> str:
-        """Make sure that the process is gone, reap it, and return in words how it ended."""
+        """Make sure that the process is gone, reap it, and return how it ended, in words."""
         if self._process is None:
             return "not spawned"
-        left = await self._has_left(LEAVE_SECONDS)
+        has_exited = await self._exits(LEAVE_SECONDS)
         if self._channel is not None:
             self._channel.close()
-        if not left:
+        if not has_exited:
             self.kill()
-            await self._has_left(KILL_WAIT_SECONDS)
+            await self._exits(KILL_WAIT_SECONDS)
         self._black_box.close()  # this object is in a cycle, which may not be collected for days
         await self._reap_orphans()
         return how_it_ended(self._process.returncode, by_worker=self._has_killed)
 
     async def _reap_orphans(self) -> None:
-        """Reap the engine's own processes, which a container's first process is left with."""
+        """Reap the engine's children, which become the worker's own if it is a container's init."""
         import asyncio
 
         assert self._process is not None
         deadline = time.monotonic() + KILL_WAIT_SECONDS
-        with contextlib.suppress(ChildProcessError):  # there is none, or none any more
+        with contextlib.suppress(ChildProcessError):  # none are left
             while time.monotonic() < deadline:
                 if not os.waitpid(-self._process.pid, os.WNOHANG)[0]:
                     await asyncio.sleep(0.01)
 
-    async def _has_left(self, within_seconds: float) -> bool:
+    async def _exits(self, within_seconds: float) -> bool:
         import asyncio
 
         assert self._process is not None
@@ -196,8 +200,8 @@ class EngineProcess:
 
 
 @contextlib.contextmanager
-def _told() -> Iterator[None]:
-    """Raises `WorkerError` for what the system refuses inside the block."""
+def _start_errors() -> Iterator[None]:
+    """Translate errors of the system into `WorkerError`."""
     try:
         yield
     except OSError as error:
@@ -206,13 +210,13 @@ def _told() -> Iterator[None]:
 
 
 def engine_environment() -> dict[str, str]:
-    """The engine's environment: what compute libraries and Python read, and no secret."""
+    """The engine's environment: what compute libraries and Python read, without secrets."""
     allowed = {
         name: value for name, value in inherited().items() if name.startswith(ENVIRONMENT_PREFIXES)
     }
     if "OMP_WAIT_POLICY" not in allowed:
         allowed.setdefault("GOMP_SPINCOUNT", SPINS_AT_BARRIERS)
-    # As the working directory is none of Python's paths.
+    # With PYTHONSAFEPATH, the working directory is not on Python's path.
     root = str(Path(next(iter(worker.__path__))).parent)
     paths = os.environ.get("PYTHONPATH")
     allowed["PYTHONPATH"] = os.pathsep.join([root, paths]) if paths else root

@@ -1,7 +1,7 @@
 """Keeps an engine process alive: spawns it, watches it, replaces it, and gives up in a crash loop.
 
-It does not know the requests: it reports what happens to the supervisor that owns it. Runs on the
-API process's event loop.
+It does not know the requests: it reports to the supervisor that owns it. Runs on the API process's
+event loop.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Condition = Literal["loading", "ready", "sleeping", "recovering", "failed"]
 
 _LEAVING_SECONDS = 5.0
-"""An engine that is still there so long after it was told to leave is killed."""
+"""How long an engine that falls asleep may take to exit before it is killed."""
 _log = get_logger()
 
 
@@ -37,16 +37,16 @@ class Guardian:
         self, settings: Settings, metrics: Metrics, supervisor: Supervisor, engine: EngineProcess
     ) -> None:
         self.engine = engine
-        """The engine that serves or starts, or the last one that did."""
+        """The current engine, or the last one while there is none."""
         self.fatal: asyncio.Future[WorkerError] = asyncio.get_running_loop().create_future()
-        """Set once, when the worker cannot serve any more and must leave with that error."""
+        """Set once, when the worker can no longer serve and must exit with that error."""
         self.clock = JudgeClock(_tick_seconds(settings.stall_timeout))
         self.crashes = CrashHistory(settings.crash_limit, settings.crash_window)
         self._settings = settings
         self._metrics = metrics
         self._supervisor = supervisor
         self._woken: asyncio.Event | None = None
-        """Set when a sleeping worker is to have an engine again; `None` while it is awake."""
+        """Set when a sleeping worker is to start an engine again; `None` while it is awake."""
         self._first_ready: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -63,23 +63,23 @@ class Guardian:
 
     @property
     def wakes(self) -> bool:
-        """Whether a worker that slept is to have an engine, which is not ready yet."""
+        """Whether a sleeping worker is starting an engine that is not ready yet."""
         return self._woken is not None and self._woken.is_set()
 
     def sleep(self) -> None:
-        """End the engine process, which gives all its memory back, until `wake`."""
+        """End the engine process, which frees all its memory, until `wake`."""
         self._woken = asyncio.Event()
         self.engine.send(Stop())
         asyncio.get_running_loop().call_later(_LEAVING_SECONDS, self.engine.kill)
         _log.info("engine.sleeps", pid=self.engine.pid)
 
     def wake(self) -> None:
-        """Start an engine if the worker sleeps. It is awake once that engine is ready."""
+        """Start an engine if the worker sleeps; it is awake once that engine is ready."""
         if self._woken is not None:
             self._woken.set()
 
     def fail(self, error: WorkerError) -> None:
-        """Make the worker leave with `error`, unless it already leaves with another."""
+        """Make the worker exit with `error`, unless it is exiting with another already."""
         if not self.fatal.done():
             self.fatal.set_result(error)
 
@@ -91,7 +91,7 @@ class Guardian:
         return await self._first_ready
 
     async def stop(self) -> None:
-        """End the engine process in whatever state it is, and start no other."""
+        """End the engine process, whatever its state, and start no other."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -101,7 +101,7 @@ class Guardian:
             _log.info("engine.stopped", how=await self.engine.end())
 
     def run(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a task that ends with the guardian; if it fails, the worker must leave."""
+        """Run a task that is cancelled with the guardian; the worker exits if it fails."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._task_done)
@@ -110,18 +110,18 @@ class Guardian:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("engine.guardian_failed", exc_info=error)
-            self.fail(CrashLoop(f"The engine could not be looked after: {error}."))
+            self.fail(CrashLoop(f"The engine could not be supervised: {error}."))
 
     # --- spawn, replace, give up ---
 
     async def _guard(self, config: LoadModel) -> None:
-        """Run one engine after the other, until the first start fails or the crashes are a loop."""
+        """Run one engine after another, until the first start fails or there is a crash loop."""
         while True:
             how = await self._one_engine(config)
             if self._supervisor.info is None:
                 error = self.engine.error or start_failure(self.engine, how)
                 self.fail(error)
-                if not self._first_ready.done():  # as it is when a stop has cancelled the start
+                if not self._first_ready.done():  # it is cancelled if `start` was
                     self._first_ready.set_exception(error)
                 return
             if self._woken is not None:
@@ -143,7 +143,7 @@ class Guardian:
             self.engine = self.engine.successor()
 
     async def _one_engine(self, config: LoadModel) -> str:
-        """Spawn an engine and wait until it is gone; returns in words how it ended."""
+        """Spawn an engine and wait until it is gone; returns how it ended, in words."""
         engine = self.engine
         engine.heard_at = self.clock.now()
         try:
@@ -158,7 +158,7 @@ class Guardian:
                 self._metrics.respawns.inc()
             await engine.lost.wait()
         if engine.ready_at is None:
-            self._woken = None  # it was to wake the worker, and could not
+            self._woken = None  # it failed to wake the worker, which counts as a crash
         if self._supervisor.info is not None:
             phase = "recovering" if self._woken is None else "sleeping"
             self._supervisor.set_progress(Progress(phase, 0.0))
@@ -168,10 +168,10 @@ class Guardian:
         return await engine.end()
 
     def _record_crash(self, how: str) -> str:
-        """Returns the cause."""
+        """Record that the engine crashed; returns the cause, in words."""
         engine = self.engine
-        told = engine.error.message if engine.error else None
-        cause = told or engine.kill_reason or how
+        reported = engine.error.message if engine.error else None
+        cause = reported or engine.kill_reason or how
         crash = Crash(cause, engine.ready_seconds, engine.has_answered)
         self.crashes.record(crash)
         self._metrics.crashes.inc()
@@ -179,7 +179,7 @@ class Guardian:
             "engine.crashed",
             how=how,
             reason=engine.kill_reason,
-            error=told,
+            error=reported,
             recent=self.crashes.recent,
             limit=self._settings.crash_limit,
             ready_seconds=round(crash.ready_seconds, 3),
@@ -189,7 +189,7 @@ class Guardian:
     # --- watch ---
 
     def follow(self, event: Progress | EngineFailed | Ready) -> None:
-        """Take what the engine tells of itself: of its start until it is ready, and of its end."""
+        """Handle an engine's report about its start or its end."""
         engine = self.engine
         match event:
             case EngineFailed():
@@ -215,7 +215,7 @@ class Guardian:
         timeout = self._settings.stall_timeout
         # The kill follows "unhealthy" after a while, so that probes can see that state.
         patience = timeout + max(1.0, timeout / 10)
-        # Compiling kernels or reading from a slow disk may take long without a report.
+        # Compiling kernels or reading from a slow disk can take long without a report.
         start_patience = max(10 * timeout, 120.0)
         pulses: tuple[int, ...] = ()
         while True:
@@ -238,12 +238,12 @@ class Guardian:
 
 
 def _tick_seconds(stall_timeout: float) -> float:
-    """Between two looks at the engine."""
+    """Interval between two checks of the engine."""
     return min(1.0, stall_timeout / 4)
 
 
 def start_failure(engine: EngineProcess, how: str) -> WorkerError:
-    """The error for a first engine that died without a report."""
+    """The error for a first engine that died without reporting one."""
     how, phase = engine.kill_reason or how, engine.phase
     if how.startswith("killed by SIGKILL"):
         return InsufficientVram(
@@ -251,6 +251,6 @@ def start_failure(engine: EngineProcess, how: str) -> WorkerError:
             "lack of memory; choose a smaller model, a shorter context or fewer slots.",
             phase=phase,
         )
-    # By itself it ends without a report where the system refuses a library something, as a thread.
+    # It exits without a report if the system refuses something to a library, such as a thread.
     kind = WorkerError if how.startswith("exit code") else ModelError
     return kind(f"The engine process ended in phase {phase!r}: {how}.", phase=phase)

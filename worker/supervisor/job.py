@@ -1,7 +1,7 @@
 """One job on the API side, from its submission to its one terminal event.
 
-The supervisor feeds it with the engine's events, and one task reads them from its inbox. It keeps
-the job's times and counts it in the metrics exactly once.
+The supervisor feeds it the engine's events, and one task reads them from its inbox. A job measures
+its own times and is counted in the metrics exactly once.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Stage(IntEnum):
     """How far the current engine has come with a job."""
 
     HELD = 0
-    """No engine has the job: the one that had it died."""
+    """No engine has the job: the one that had it died, or the worker slept when it came."""
     SENT = 1
     ACCEPTED = 2
     STARTED = 3
@@ -56,38 +56,38 @@ class Stage(IntEnum):
 class Inbox(AsyncIterator[list[StreamEvent]]):
     """The events of one request's jobs, for the one task that reads them.
 
-    Iterating gives lists of events, one per engine frame, until each job has had its terminal
-    event. Frames that arrive while the reader is busy are joined. An empty list says that nothing
+    Iterating yields lists of events, one per engine frame, until each job has had its terminal
+    event. Frames that arrive while the reader is busy are joined. An empty list means that nothing
     has come for `silence_seconds`.
     """
 
     silence_seconds: float = 0.0
-    """0 is any time."""
+    """0 turns empty lists off."""
     n_running: int = 0
     """Jobs that have not ended."""
     timer: asyncio.TimerHandle | None = None
-    """Looks for the next silence while there are such."""
+    """Schedules the next check for silence."""
     events: list[StreamEvent] = field(default_factory=list)
-    """Those that were not read yet."""
+    """Those that have not been read yet."""
     _waiter: asyncio.Future[None] | None = None
-    """Ends the wait for `put`. An `asyncio.Event` takes longer, for each token of each stream."""
+    """Resolved by `put`. An `asyncio.Event` would cost more, for each token of each stream."""
     _read_at: float = 0.0
     """When the reader last began to wait."""
     _is_silent: bool = False
 
     def put(self, events: Sequence[StreamEvent] = ()) -> None:
-        """Add events, and wake the reader also without any."""
+        """Add events and wake the reader, even if there are none."""
         self.events += events
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     async def news(self) -> None:
-        """Wait until the next call of `put`."""
+        """Wait for the next call of `put`."""
         self._waiter = asyncio.get_running_loop().create_future()
         await self._waiter
 
     async def begun(self) -> None:
-        """Wait until a token or an end has come, and read nothing.
+        """Wait for the first token or the end of a generation, without consuming any event.
 
         Raises:
             WorkerError: a job failed before that.
@@ -105,7 +105,7 @@ class Inbox(AsyncIterator[list[StreamEvent]]):
             if not self.n_running:
                 raise StopAsyncIteration
             if self.silence_seconds and self.timer is None:
-                self._look()
+                self._check_silence()
             self._read_at = time.monotonic()
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
@@ -115,9 +115,10 @@ class Inbox(AsyncIterator[list[StreamEvent]]):
         events, self.events = self.events, []
         return events
 
-    def _look(self) -> None:
-        """Break a silence. It looks after each period, at no cost per event."""
-        self.timer = asyncio.get_running_loop().call_later(self.silence_seconds, self._look)
+    def _check_silence(self) -> None:
+        """Wake the reader if it has waited for a period. A timer costs nothing per event."""
+        loop = asyncio.get_running_loop()
+        self.timer = loop.call_later(self.silence_seconds, self._check_silence)
         if self._read_at and time.monotonic() - self._read_at >= 0.99 * self.silence_seconds:
             self._is_silent = True
             self.put()
@@ -133,55 +134,57 @@ class Job:
     inbox: Inbox = field(default_factory=Inbox)
     """Where its events go."""
     counts_prompt: bool = True
-    """Whether `usage` and metrics count its prompt: of several choices, the first counts it."""
+    """Whether `usage` and metrics count its prompt; of several choices, only the first does."""
     job_id: str | None = field(init=False)
     """The client's name for the job; only generating requests have one."""
     is_internal: bool = field(init=False)
-    """Whether the worker itself asks and no client waits."""
+    """Whether the worker itself opened the job and no client waits for it."""
     is_accepted: bool = False
     has_ended: bool = False
     prompt_tokens: int = 0
     cached_tokens: int = 0
     computed_tokens: int = 0
-    """Tokens of the prompt that are in the cells, reused ones too."""
+    """Tokens of the prompt that are in the cells, including reused ones."""
     started_at_unix: float | None = None
-    """When it first got a slot; `None` while it waits."""
+    """When it first got a slot; `None` before that."""
     engine_restarts: int = 0
-    """Engines that died while it had a slot."""
+    """Engines that died after they had started the job."""
     crashes_spent: int = 0
-    """How many of those count against `--survive-crashes`."""
+    """Crashes that count against `--survive-crashes`."""
     ends_reasoning: bool = False
-    """Whether its reasoning is to be closed, by a client's order."""
+    """Whether a client has asked to close its reasoning."""
     is_suspect: bool = False
-    """Whether the last crash was blamed on it."""
+    """Whether the last crash of an engine that had the job was blamed on it."""
     deadline: asyncio.TimerHandle | None = None
     is_preempted: bool = False
-    """Whether the engine has taken its slot for others, for now."""
+    """Whether the engine has given its slot to others for now."""
     stage: Stage = Stage.SENT
     clock: Callable[[], float] = time.monotonic
-    """That of `stage_since`, by which the engine is judged."""
+    """The clock of `stage_since`, by which the engine is judged to be stalled."""
     stage_since: float = field(init=False)
     held_seconds: float = 0.0
-    """How long it has waited for an engine to be there."""
+    """How long it has been `HELD`, in total."""
     _submitted_at: float = field(default_factory=time.monotonic)
     _context: contextvars.Context = field(default_factory=contextvars.copy_context)
-    """It has the correlation id, for the log."""
+    """Carries the correlation id to the log."""
     _started_at: float = 0.0
     _first_token_at: float | None = None
     _last_token_at: float = 0.0
     _prompt_ids: bytes = b""
     _scores: list[TokenLogprob] = field(default_factory=list)
-    """Of the prompt, as far as they have come from this engine."""
+    """Of the prompt, as far as this engine has sent them."""
     _is_scored: bool = False
-    """Whether the prompt's log-probabilities were sent."""
+    """Whether the prompt's log-probabilities were passed on."""
     _sent_ids: list[int] = field(default_factory=list)
+    """Ids of the answer's tokens that were passed on."""
     _n_unsent: int = 0
-    """Tokens at its end that have no text, as those of a stop."""
+    """Number of tokens at the answer's end without text, such as those of a stop string."""
     _learned: tuple[float, ...] = ()
-    """The state of its sampler after those."""
+    """The state of a sampler that learns, after `_sent_ids`."""
     _to_replay: list[int] = field(default_factory=list)
+    """Ids that this engine has yet to repeat, as they were passed on before a crash."""
     _error: WorkerError | None = None
-    """What it ended with."""
+    """The error that it ended with."""
 
     def __post_init__(self) -> None:
         self.job_id = self.work.job_id if isinstance(self.work, InferenceRequest) else None
@@ -196,12 +199,12 @@ class Job:
 
     @property
     def tokens_out(self) -> int:
-        """As `usage` tells it; what is still held back counts at the end."""
+        """The count in `usage`; tokens whose text is withheld are added when it comes."""
         return len(self._sent_ids) + self._n_unsent
 
     @property
     def has_started(self) -> bool:
-        """Whether this engine has computed for it."""
+        """Whether the current engine has given it a slot, even if it has lost that since."""
         return self.stage >= Stage.STARTED
 
     @property
@@ -210,10 +213,10 @@ class Job:
 
     @property
     def activity(self) -> Activity:
-        """What is done with it, without anything of its text."""
+        """What the engine is doing for it; counts and times, nothing of its text."""
         doing: Doing = "decoding"
         cached, computed = self.cached_tokens, self.prompt_tokens
-        if not self.has_slot:  # what was in its cells is gone
+        if not self.has_slot:  # its cells were freed
             doing, cached, computed = "waiting", 0, 0
         elif self.stage == Stage.STARTED:
             doing, computed = "prompt", self.computed_tokens
@@ -228,12 +231,12 @@ class Job:
 
     @property
     def age_seconds(self) -> float:
-        """Since it was submitted."""
+        """Seconds since it was submitted."""
         return time.monotonic() - self._submitted_at
 
     @property
     def decode_time_ms(self) -> float:
-        """Time since the first token; the terminal event has the engine's own measurement."""
+        """Time from the first token to the latest; `Finished` has the engine's measurement."""
         if self._first_token_at is None:
             return 0.0
         return (self._last_token_at - self._first_token_at) * 1000
@@ -248,7 +251,7 @@ class Job:
             raise self._error
 
     async def answer(self) -> Any:
-        """The value that the engine answers; raises the error that ended the job."""
+        """Wait for the value of `Answered`; raises the error that ended the job."""
         async for events in self.inbox:
             match events[-1]:
                 case Answered(value=value):
@@ -270,7 +273,7 @@ class Job:
         self.stage, self.stage_since = stage, now
 
     def accept(self, event: Accepted) -> None:
-        """Record that an engine accepted the job; after a crash, the next one does so again."""
+        """Record that an engine accepted the job; each engine does so after a crash."""
         self.enter(Stage.ACCEPTED)
         self.prompt_tokens = event.prompt_tokens
         self._prompt_ids = event.prompt_ids
@@ -281,11 +284,11 @@ class Job:
             self.inbox.put()
 
     def submission(self) -> Work:
-        """The work to send to the engine; after a crash, what is left of it.
+        """The work to send to the engine; after a crash, the rest of it.
 
-        A deterministic answer is computed again from the prompt, so that its bits are those of a
-        single run, unless its reasoning was ended on command: nothing tells at which token. Other
-        answers continue after the tokens that were sent.
+        A deterministic answer is recomputed from the prompt, to be bit-identical to that of a
+        single run, unless a client ended its reasoning: nothing records at which token. Other
+        answers continue after the tokens that were passed on.
         """
         self._scores = []
         work = self.work
@@ -298,13 +301,13 @@ class Job:
         is_replayed = work.deterministic and not self.ends_reasoning
         self._to_replay = list(self._sent_ids) if is_replayed else []
         produced = () if is_replayed else tuple(self._sent_ids)
-        # A prompt with media is read again: its ids are not all tokens.
+        # A prompt with media has no ids and is read again: not all of it is tokens.
         prompt = tuple(array("i", self._prompt_ids)) if self._prompt_ids else work.prompt
         learned = () if is_replayed else self._learned
         return replace(work, prompt=prompt, produced=produced, learned=learned)
 
     def gather(self, part: PromptScored) -> PromptScored | None:
-        """All log-probabilities of the prompt, once their last part has come."""
+        """Collect a part; returns all log-probabilities of the prompt once the last has come."""
         self._scores += part.logprobs
         if part.n_left:
             return None
@@ -312,10 +315,10 @@ class Job:
         return whole
 
     def continued(self, events: list[StreamEvent]) -> list[StreamEvent]:
-        """The events of a frame that were not sent before a crash.
+        """The events of a frame without those that were passed on before a crash.
 
         Raises:
-            EngineCrashed: a deterministic answer differs from what was sent before.
+            EngineCrashed: a deterministic answer differs from what was passed on before.
         """
         news: list[StreamEvent] = []
         for event in events:
@@ -323,7 +326,7 @@ class Job:
                 case Started() if self.started_at_unix is not None:
                     self.enter(Stage.STARTED)
                 case PromptProgress(n_computed=n) if self._sent_ids or n <= self.computed_tokens:
-                    pass  # the prompt once more: its progress only grows, and ends with the answer
+                    pass  # a client sees progress that only grows, and none after the first token
                 case PromptScored() if self._is_scored:
                     pass
                 case Token(token_ids=ids) if self._to_replay:
@@ -345,7 +348,7 @@ class Job:
         return news
 
     def feed(self, events: list[StreamEvent]) -> None:
-        """Take the events of one frame, in order."""
+        """Pass the events of one frame on to the reader."""
         assert not self.has_ended, "an event after the terminal one"
         n_tokens = 0
         for event in events:
@@ -395,8 +398,8 @@ class Job:
         if not inbox.n_running and inbox.timer is not None:
             inbox.timer.cancel()
             inbox.timer = None
-        # What is refused is counted where it is told. To cut texts into tokens is no inference; a
-        # request may need it before its own work.
+        # Refusals are counted where they are reported. Tokenizing, which a request may need before
+        # its own work, is not inference.
         if not self.is_accepted:
             return
         duration_ms = (time.monotonic() - self._submitted_at) * 1000
@@ -405,7 +408,7 @@ class Job:
         self._context.run(self._log_end, outcome, reason, duration_ms)
 
     def _after_ms(self, moment: float | None) -> float | None:
-        """Since its submission; `None` if it never came to that."""
+        """Milliseconds from the submission to `moment`; `None` if that has not come."""
         return round((moment - self._submitted_at) * 1000, 3) if moment else None
 
     def _log_end(self, outcome: Outcome, reason: str | None, duration_ms: float) -> None:

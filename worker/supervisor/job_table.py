@@ -24,18 +24,18 @@ class JobTable:
     def __init__(self, settings: Settings) -> None:
         self._limits = settings
         self.slots = settings.engine.slots
-        """The engine's, once it is known: an embedder has one, whatever the setting says."""
+        """The engine's own number once it is known: an embedder has one slot, for any setting."""
         self.by_id: dict[int, Job] = {}
         """The live jobs in order of submission."""
         self.by_name: dict[str, Job] = {}
-        """Those that a client has named."""
+        """The live jobs with a name from their client."""
         self.n_clients = 0
         """The number of jobs that clients wait for."""
         self._ended: OrderedDict[str, None] = OrderedDict()
         self._finish_times: deque[float] = deque(maxlen=_PACE_SAMPLES)
-        """Of the latest jobs, by a clock that stands still while there is none."""
+        """When the latest jobs finished, by a clock that stands still while there are no jobs."""
         self._n_to_come: dict[Inbox, int] = {}
-        """How many jobs there is room kept for, by the inbox of their request."""
+        """The number of jobs that room is reserved for, by the inbox of their request."""
         self._idle_seconds, self._idle_since = 0.0, time.monotonic()
 
     def __iter__(self) -> Iterator[Job]:
@@ -63,15 +63,15 @@ class JobTable:
         return {number for work in asking for number, _ in work.adapters}
 
     def preempt(self, request_ids: Collection[int]) -> None:
-        """Record which jobs have lost their slots for now."""
+        """Record which jobs have lost their slots for now; all others have not."""
         for id, job in self.by_id.items():
             job.is_preempted = id in request_ids
 
     def stalled_seconds(self, now: float, intake_at: float, step_at: float) -> float:
         """How long the engine has owed a job its acceptance or a step; 0 if it owes none.
 
-        It last moved in preparing a request at `intake_at`, and in a step at `step_at`, by the
-        clock of the jobs.
+        It last made progress in preparing a request at `intake_at`, and in a step at `step_at`, by
+        the clock of the jobs.
         """
         longest = 0.0
         for job in self.by_id.values():
@@ -81,11 +81,11 @@ class JobTable:
         return longest
 
     def add(self, job: Job, n_more: int = 0) -> None:
-        """Add a job, and keep room for `n_more` of its request until they are added.
+        """Add a job, and reserve room for `n_more` of its request until they are added.
 
         Raises:
             QueueFull: too many requests, or too many prompt tokens, are waiting.
-            InvalidRequest: for so many there never is room.
+            InvalidRequest: the request has more jobs than there ever is room for.
             DuplicateJob: a live job has its name.
         """
         limits, inbox = self._limits, job.inbox
@@ -93,7 +93,7 @@ class JobTable:
         if not job.is_internal:
             most = self.slots + limits.max_queued_requests
             if n_more >= most:
-                why = f"a request has {most} answers at most here (--max-queued-requests)"
+                why = f"a request has at most {most} answers here (--max-queued-requests)"
                 raise InvalidRequest(f"{n_more + 1} answers are too many: {why}.")
             n_taken = self.n_clients + sum(self._n_to_come.values())
             if not n_kept and n_taken + n_more >= most:
@@ -102,7 +102,7 @@ class JobTable:
                 raise self._full(f"{limits.max_queued_prompt_tokens} prompt tokens")
         if (name := job.job_id) is not None:
             if name in self.by_name:
-                raise DuplicateJob(f"A job with the id {name!r} is running already.")
+                raise DuplicateJob(f"A job with the id {name!r} is already running.")
             self.by_name[name] = job
         if n_to_come := max(n_kept - 1, n_more):
             self._n_to_come[inbox] = n_to_come
@@ -112,11 +112,11 @@ class JobTable:
         self.n_clients += not job.is_internal
 
     def expect_no_more(self, inbox: Inbox) -> None:
-        """Keep no room any more for a request."""
+        """Release the room that is reserved for a request."""
         self._n_to_come.pop(inbox, None)
 
     def _full(self, waiting: str) -> QueueFull:
-        """The refusal, with the time in which those that wait begin at the latest jobs' pace."""
+        """The refusal, with the time until the queue is empty at the pace of the latest jobs."""
         times, seconds = self._finish_times, 1
         if len(times) >= 2:
             seconds_per_job = (times[-1] - times[0]) / (len(times) - 1)
@@ -129,7 +129,7 @@ class JobTable:
         return job_id in self._ended
 
     def end(self, job: Job, events: list[StreamEvent]) -> None:
-        """Deliver `events`, of which the last is terminal, and forget the job."""
+        """Deliver `events`, the last of which is terminal, and forget the job."""
         assert isinstance(events[-1], End), "not a terminal event"
         del self.by_id[job.request_id]
         self.n_clients -= not job.is_internal

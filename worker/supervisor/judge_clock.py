@@ -1,7 +1,7 @@
-"""The clock by which the engine is judged: the time in which the judge itself ran.
+"""The clock by which the engine is judged: it counts the time in which the judge itself ran.
 
-A container that is paused, a machine that sleeps or that is overloaded stops both processes; then
-the engine could do nothing, or this one has not read yet what it did.
+A paused container, or a machine that sleeps or is overloaded, stops both processes: the engine
+could do nothing then, or this process has not yet read what it did.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 class JudgeClock:
     def __init__(self, most: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """Between two calls of `tick`, it goes on by `most` seconds at most."""
+        """Between two calls of `tick`, it advances by at most `most` seconds."""
         self._most, self._clock = most, clock
         self._seconds, self._ticked_at = 0.0, clock()
 

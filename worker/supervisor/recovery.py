@@ -1,7 +1,6 @@
-"""Decides after the loss of an engine which jobs go on, in which order, and which are blamed; and
-remembers those.
+"""Decides which jobs continue after an engine died, in which order, and which are blamed for it.
 
-A suspect is a job that the engine was working on when it died. Suspects go on last and one at a
+A suspect is a job that the engine was working on when it died. Suspects continue last and one at a
 time: if the next engine dies too, the culprit is known.
 """
 
@@ -24,9 +23,9 @@ _SUSPECTS_KEPT = 4096
 
 
 class Quarantine:
-    """Suspected requests, by fingerprint.
+    """Remembers suspected requests, by fingerprint.
 
-    Two crashes within the window put a request into quarantine, until one of them is older than the
+    Two crashes within the window put a request into quarantine until one of them is older than the
     window. A request that finishes after its first crash is cleared at once.
     """
 
@@ -34,16 +33,16 @@ class Quarantine:
         self._window_seconds = window_seconds
         self._clock = clock
         self._crashes: dict[str, list[float]] = {}
-        """The times of each request's crashes; the latest suspect comes last."""
+        """The times of each request's crashes; the request blamed last comes last."""
 
     def __contains__(self, work: Work) -> bool:
         if self._crashes:
-            self._forget_old()  # a fingerprint is work that no request should have for nothing
+            self._forget_old()  # before the fingerprint, which is costly and then rarely needed
         return bool(self._crashes) and self._is_poison(fingerprint(work))
 
     def blame(self, suspects: Iterable[Work]) -> set[str]:
-        """Record a crash, which counts once for requests that are equal; returns the fingerprints
-        of those that are in quarantine now."""
+        """Record a crash, which counts once for equal requests; returns the fingerprints of those
+        suspects that are now in quarantine."""
         self._forget_old()
         keys = set(map(fingerprint, suspects))
         for key in keys:
@@ -69,7 +68,7 @@ class Quarantine:
 
 
 def fingerprint(work: Work) -> str:
-    """A hash of everything that shapes the work, except the seed, which a retry draws anew."""
+    """A hash of all that determines the computation, except the seed, which a retry may redraw."""
     if isinstance(work, InferenceRequest):
         sampling = replace(work.sampling, seed=0)
         work = replace(
@@ -82,11 +81,11 @@ def fingerprint(work: Work) -> str:
 def after_a_crash(
     jobs: Iterable[Job], in_hand: frozenset[int], survive_crashes: int, quarantine: Quarantine
 ) -> list[Job]:
-    """Hold each job for the next engine; returns those that end here.
+    """Hold each job for the next engine; returns those that must end instead.
 
-    Each suspect spends one of the crashes that it may survive; other jobs spend none. Where nothing
-    tells what the engine had in hand, and nobody is suspect, each job that had a slot spends one.
-    All jobs of a request that comes into quarantine end, those that waited too.
+    Each suspect spends one of the crashes that it may survive; other jobs spend none. If it is
+    unknown what the engine had in hand, and nobody is suspect, each started job spends one. All
+    jobs whose request is now in quarantine end, even those that were only waiting.
     """
     jobs = list(jobs)
     lost = [job for job in jobs if job.stage != Stage.HELD]
@@ -109,8 +108,8 @@ def after_a_crash(
 
 
 def _suspects(lost: list[Job], in_hand: frozenset[int]) -> list[Job]:
-    """The jobs in hand, which may have left. Where none is known: those with a slot and no token
-    yet; else the only running one; else the only one that there was."""
+    """The jobs in hand, without those that have ended since. If nothing was in hand: the jobs that
+    had started and had no token yet; else the only started job; else the only job."""
     asked = [job for job in lost if not job.is_internal]
     if in_hand:
         return [job for job in asked if job.request_id in in_hand]
@@ -123,7 +122,8 @@ def _suspects(lost: list[Job], in_hand: frozenset[int]) -> list[Job]:
 
 
 def due(jobs: Iterable[Job]) -> list[Job]:
-    """The held jobs that may go to the engine now."""
+    """The held jobs that may go to the engine now: all that are not suspects, else one suspect,
+    unless an earlier one, or a job that continues its answer, has yet to produce a token."""
     jobs = list(jobs)
     held = [job for job in jobs if job.stage == Stage.HELD]
     innocent = [job for job in held if not job.is_suspect]

@@ -1,4 +1,4 @@
-"""The worker's state in one record, made by the supervisor and read by everything that tells it.
+"""The worker's state in one record, made by the supervisor and read by everything that reports it.
 
 `/health`, `/ready`, `/info`, `/metrics`, `/slots`, the page and the heartbeat read this record and
 nothing else, so no two of them can disagree. Frozen data, any thread.
@@ -16,7 +16,7 @@ from worker.wire.messages import Progress, Stats
 
 State = Literal["loading", "ready", "sleeping", "recovering", "draining", "failed"]
 """The state of the whole worker. It takes work when `ready`, and when `sleeping`: it has no engine
-then, and the next request starts one. `failed` is final: the worker leaves with an error, whatever
+then, and the next request starts one. `failed` is final: the worker exits with an error, whatever
 its engine still does."""
 Doing = Literal["waiting", "prompt", "decoding"]
 PoolStatus = Literal["loading", "ready", "busy", "sleeping", "draining", "failed"]
@@ -26,27 +26,27 @@ NO_STATS = Stats()
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What is done with one request: counts and times, nothing of its text."""
+    """What the engine is doing for one request: counts and times, nothing of its text."""
 
     doing: Doing
     prompt_tokens: int
     cached_tokens: int
-    """Of the prompt, that were not computed again."""
+    """Prompt tokens that were not computed again."""
     computed_tokens: int
-    """Of the prompt, that are in the cells."""
+    """Prompt tokens that are in the cells."""
     tokens_out: int
     seconds: float
-    """Since it came."""
+    """Time since its submission."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
     state: State
     progress: Progress
-    """The phase of the start; that of the last start, once the worker is ready."""
+    """The phase of the start; once no engine starts, `ready`, `sleeping` or the last phase."""
     uptime_seconds: float
     slots: int
-    """Of the engine, or those that it shall have."""
+    """The engine's, or before the first is ready the setting."""
     running: int
     """Requests that hold a slot."""
     queued: int
@@ -55,25 +55,25 @@ class WorkerStatus:
     stalled_seconds: float
     """How long the engine has owed a step or an acceptance; 0 if it owes none."""
     is_stalled: bool
-    """Whether there has been work without progress for the stall timeout."""
+    """Whether the engine has owed it for at least the stall timeout."""
     resident: bool
-    """Whether an engine serves whose model was proven to be on its device."""
+    """Whether an engine serves and its model was proven to be on its device."""
     residency_lost: str | None
-    """Why a later proof has failed."""
+    """Why a later proof failed; `None` if none has."""
     error: WorkerError | None
-    """What the worker leaves with, once it has `failed`."""
+    """What the worker exits with; `None` unless it has `failed`."""
     info: EngineInfo | None
-    """Of the engine that serves, or of the last one that did."""
+    """Facts about the current engine, or about the last one that became ready."""
     stats: Stats
-    """Of the engine that serves; all 0 without one."""
+    """The current engine's; all 0 unless one serves."""
     crashes: tuple[Crash, ...]
     """The engine's last crashes, newest last."""
     running_adapters: tuple[str, ...] = ()
     """Names of the LoRA adapters of requests that hold a slot."""
     waiting_adapters: tuple[str, ...] = ()
-    """Of those that only queued requests have."""
+    """Names of those that only queued requests use."""
     sleeps_in_seconds: float | None = None
-    """When it falls asleep, if nobody asks for anything more; `None` for never."""
+    """Time until the worker falls asleep if no request comes; `None` if it never does."""
 
     @property
     def is_ready(self) -> bool:
@@ -85,7 +85,7 @@ class WorkerStatus:
 
     @property
     def pool_status(self) -> PoolStatus:
-        """The state in the terms of a pool manager."""
+        """The state in a pool manager's terms."""
         match self.state:
             case "failed" | "draining" | "sleeping" as same:
                 return same
@@ -100,7 +100,7 @@ class WorkerStatus:
 
     @property
     def vram_bytes(self) -> int:
-        """What the model holds on its device: nothing without an engine that serves."""
+        """Bytes that the model holds on its device; 0 unless an engine serves."""
         return self.info.residency.device_bytes if self.info is not None and self.resident else 0
 
     @property

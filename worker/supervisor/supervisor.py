@@ -1,7 +1,7 @@
 """The engine as the rest of the API process sees it: requests in, streams of events out.
 
-It passes requests to the engine and the engine's events to their jobs. `guardian` owns the process,
-`job_table` the jobs. Whoever opens a job waits on that job.
+The supervisor passes requests to the engine and the engine's events to their jobs. `guardian` owns
+the process, `job_table` the jobs. The caller of `Supervisor.open` reads the job's inbox.
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ from worker.wire.messages import (
 from worker.wire.work import Embed, InferenceRequest, ProveResidency, Rank, Work
 
 RESIDENCY_SECONDS = 15.0
-"""Between two proofs that the model is still where it was placed."""
+"""Interval between two proofs that the model is still where it was placed."""
 DEADLINE_GRACE_SECONDS = 0.25
-"""The engine enforces deadlines between two steps; the supervisor does so this much later."""
+"""The engine enforces deadlines between steps; the supervisor enforces them this much later."""
 _log = get_logger()
 
 
 class Supervisor:
     def __init__(self, settings: Settings, metrics: Metrics, engine: EngineProcess) -> None:
-        """`engine` is for the first load; it may be spawned already."""
+        """`engine` runs the first load; it may have been spawned already."""
         self.info: EngineInfo | None = None
-        """Of the engine that serves, or of the last one that did."""
+        """Facts about the current engine, or about the last one that became ready."""
         self._started_at = time.monotonic()
         self._progress = Progress("starting", 0.0)
         self._stats = NO_STATS
@@ -79,17 +79,17 @@ class Supervisor:
         self._jobs = JobTable(settings)
         self._next_request_id = 1
         self._dropped_at: dict[int, float] = {}
-        """When the engine was asked to drop each request that it has not confirmed yet."""
+        """When each cancellation was sent that the engine has not confirmed yet, by request id."""
         self._holds_jobs = False
-        """Whether jobs of an engine that died still wait for the next engine."""
+        """Whether any job may be `HELD`: waiting for the next engine."""
         self._quarantine = recovery.Quarantine(settings.crash_window)
         self.has_served = False
-        """Whether a client has had a job here."""
+        """Whether a client's job has ever been admitted."""
         self._used_at = time.monotonic()
-        """When the engine became ready, or a client's job last came or ended."""
+        """When the worker was last in use: ready, woken, or a client's job was opened or ended."""
         self._now = self._guardian.clock.now
         self._step_at = self._intake_at = 0.0
-        """When the engine last moved in a step, and in preparing a request, by that clock."""
+        """When the engine last made progress in a step, and in preparing a request, by `_now`."""
 
     # --- state for others ----------------------------------------------------------------
 
@@ -99,7 +99,7 @@ class Supervisor:
         return "draining" if self.draining and condition != "failed" else condition
 
     def status(self) -> WorkerStatus:
-        """The worker's state now, for everything that tells it."""
+        """A snapshot of the worker's state, for everything that reports it."""
         info, serves = self.info, self._guardian.condition == "ready"
         stalled_seconds = self.stalled_seconds()
         return WorkerStatus(
@@ -116,7 +116,7 @@ class Supervisor:
             residency_lost=self._residency_lost,
             error=self.fatal.result() if self.fatal.done() else None,
             info=info,
-            stats=self._stats if serves else NO_STATS,  # one that falls asleep has told some
+            stats=self._stats if serves else NO_STATS,  # even while it falls asleep, it sends some
             crashes=self._guardian.crashes.latest,
             running_adapters=self._names(running := self._jobs.adapters(with_slot=True)),
             waiting_adapters=self._names(self._jobs.adapters(with_slot=False) - running),
@@ -128,14 +128,16 @@ class Supervisor:
         return tuple(loaded[number].name for number in sorted(adapters))
 
     def activities(self, most_waiting: int) -> list[Activity]:
-        """What is done with each client's request that has a slot, and with so many others."""
+        """The activity of all clients' jobs with a slot and of the first `most_waiting` without."""
         clients = [job for job in self._jobs if not job.is_internal]
         waiting = [job for job in clients if not job.has_slot][:most_waiting]
         return [job.activity for job in [j for j in clients if j.has_slot] + waiting]
 
     async def watch_progress(self, silence_seconds: float = 0.0) -> AsyncIterator[Progress]:
-        """The current phase and each later one, until an engine is ready, the worker sleeps or it
-        has failed. One that lasts longer than `silence_seconds` comes again; with 0, none does."""
+        """Yield the current progress and then each change, until no engine is starting.
+
+        Progress that has not changed for `silence_seconds` is repeated; 0 turns that off.
+        """
         while True:
             changed = self.changed
             yield self._progress
@@ -146,7 +148,7 @@ class Supervisor:
                 await asyncio.wait_for(changed.wait(), silence_seconds or None)
 
     def set_progress(self, progress: Progress) -> None:
-        """Set the phase and percentage; `lifecycle` reports the phases before the engine's."""
+        """Set the progress; `lifecycle` reports the phases before the engine's."""
         self._progress = progress
         changed, self.changed = self.changed, asyncio.Event()
         changed.set()
@@ -154,7 +156,7 @@ class Supervisor:
     # --- requests ------------------------------------------------------------------------
 
     def cancel(self, job_id: str) -> bool:
-        """Cancel a job; false if no job of that name is known. A second call is harmless."""
+        """Cancel a job; returns false if the name is unknown. A second call is harmless."""
         job = self._jobs.by_name.get(job_id)
         if job is None:
             return self._jobs.has_ended(job_id)
@@ -162,12 +164,12 @@ class Supervisor:
         return True
 
     def end_reasoning(self, job_id: str) -> bool:
-        """Close a job's reasoning at its next token; false if there is no live job of that name."""
+        """Close a job's reasoning at its next token; false if no live job has that name."""
         job = self._jobs.by_name.get(job_id)
         if job is None:
             return False
         job.ends_reasoning = True
-        if job.stage >= Stage.ACCEPTED:  # else its engine is told when it has accepted it
+        if job.stage >= Stage.ACCEPTED:  # else it is sent once the engine accepts it
             self._guardian.engine.send(EndReasoning(job.request_id))
         return True
 
@@ -182,10 +184,11 @@ class Supervisor:
     ) -> Job:
         """Admit the work and send it to the engine; raises if it is not admitted.
 
-        `deadline` is a time of `time.monotonic()`; an `InferenceRequest` has its own. Without an
-        `inbox`, the job has one of its own. Where jobs of its `inbox` run, it is a further one of
-        their request, and is admitted whatever has happened to their engine meanwhile. `n_more` of
-        its request follow, for which room is kept: who opens fewer calls `expect_no_more`.
+        `deadline` is a time of `time.monotonic()`; an `InferenceRequest` brings its own. Jobs of
+        one request share an `inbox`; without one, the job gets a new inbox. While other jobs of its
+        inbox run, a job is admitted even if the worker drains or its engine has died. `n_more` is
+        the number of jobs of the same request that follow; room is reserved for them. A caller that
+        opens fewer calls `expect_no_more`.
         """
         inbox, condition = inbox or Inbox(), self._guardian.condition
         self._check_admission(work, condition, goes_on=bool(inbox.n_running))
@@ -213,18 +216,20 @@ class Supervisor:
         return job
 
     async def room(self, inbox: Inbox) -> None:
-        """Wait until the prompt of a further job may wait, too, as long as jobs of its request
-        run: those make room for it."""
+        """Wait until the queue has room for the prompt of another job of a request, or until none
+        of the request's jobs run: only those make room for it."""
         most = self._settings.max_queued_prompt_tokens
         while inbox.n_running and self._jobs.queued_prompt_tokens >= most:
             await inbox.news()
 
     def expect_no_more(self, inbox: Inbox) -> None:
-        """No further job of its request comes."""
+        """Release the room that `open` reserved for further jobs of a request."""
         self._jobs.expect_no_more(inbox)
 
     def _check_admission(self, work: Work, condition: Condition, *, goes_on: bool) -> None:
-        """`goes_on`: other jobs of its request have been admitted and live.
+        """Raise unless the worker takes this work now.
+
+        `goes_on` says that other jobs of the same request are running.
 
         Raises:
             ShuttingDown, NotReady: the worker takes no work in this state.
@@ -244,7 +249,7 @@ class Supervisor:
             raise InvalidRequest(message, errors=[fault])
 
     def _send(self, job: Job) -> None:
-        """Send the job to the engine; a job that cannot be sent ends here."""
+        """Send the job to the engine; a job that cannot be encoded ends here."""
         try:
             self._guardian.engine.send(Submit(job.request_id, job.submission()))
         except (ValueError, TypeError, RecursionError) as error:
@@ -281,7 +286,7 @@ class Supervisor:
         return info
 
     async def _fall_asleep(self) -> None:
-        """Sleep whenever no client has asked for anything for `--sleep-idle-seconds`."""
+        """Put the worker to sleep whenever it has been idle for `--sleep-idle-seconds`."""
         while (left := self._sleeps_in_seconds()) is not None:
             if left or self.state != "ready":
                 await asyncio.sleep(left or 1.0)
@@ -289,14 +294,14 @@ class Supervisor:
                 self.sleep()
 
     def _sleeps_in_seconds(self) -> float | None:
-        """As `WorkerStatus` has it."""
+        """Value of `WorkerStatus.sleeps_in_seconds`."""
         seconds = self._settings.sleep_idle_seconds
         if seconds is None or self._jobs.n_clients:
             return seconds
         return max(self._used_at + seconds - time.monotonic(), 0.0)
 
     def sleep(self) -> None:
-        """End the engine until the next request; a worker that sleeps goes on doing so.
+        """End the engine until the next request; a sleeping worker keeps sleeping.
 
         Raises:
             NotReady: the worker is not ready, or has requests.
@@ -316,7 +321,7 @@ class Supervisor:
         """Start an engine if the worker sleeps.
 
         Raises:
-            NotReady: the worker is about to leave.
+            NotReady: the worker is draining or has failed.
         """
         if (state := self.state) in ("draining", "failed"):
             raise NotReady(f"The worker cannot wake now: it is {state}.")
@@ -327,30 +332,30 @@ class Supervisor:
         while self._residency_lost is None:
             await asyncio.sleep(RESIDENCY_SECONDS)
             if self.state == "sleeping":
-                continue  # there is nothing on the device
+                continue  # the model is not loaded
             try:
                 await self.open(ProveResidency()).answer()
             except ResidencyViolation as error:
                 _log.error("residency.lost", message=error.message, **error.details)
                 self._residency_lost = error.message
                 self.fail(error)
-            except WorkerError as error:  # not ready, or just crashed: ask again later
+            except WorkerError as error:  # not ready, or it has just crashed: try again later
                 _log.debug("residency.unasked", reason=error.message)
 
     def fail(self, error: WorkerError) -> None:
-        """Make the worker leave with `error`."""
+        """Make the worker exit with `error`."""
         self._guardian.fail(error)
         self.set_progress(self._progress)
 
     def begin_draining(self) -> None:
-        """Take no new work from now on; accepted requests go on."""
+        """Admit no new work from now on; accepted requests continue."""
         self.draining = True
         self.set_progress(self._progress)
         if not self._jobs.n_clients:
             self._drained.set()
 
     async def drain(self, timeout_seconds: float) -> None:
-        """Let the accepted requests finish; after the timeout, fail those that are left."""
+        """Let the accepted requests finish; fail those that are left after the timeout."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._drained.wait(), timeout_seconds)
         error = ShuttingDown("The worker shut down before the request had finished.")
@@ -358,11 +363,11 @@ class Supervisor:
             self._drop(job, error)
 
     def cut_drain(self) -> None:
-        """Let `drain` wait no longer."""
+        """End the wait of `drain`."""
         self._drained.set()
 
     async def stop(self) -> None:
-        """End the engine process in whatever state it is."""
+        """End the engine process, whatever its state."""
         await self._guardian.stop()
         self.on_given_up(ShuttingDown("The worker has shut down."))
 
@@ -371,7 +376,7 @@ class Supervisor:
         return self._jobs.stalled_seconds(self._now(), self._intake_at, self._step_at)
 
     def on_pulse(self) -> None:
-        """The engine's native code computes, in the midst of a step."""
+        """Count a sign of life from native code, in the middle of a step, as progress."""
         self._step_at = self._now()
 
     def on_ready(self, info: EngineInfo) -> None:
@@ -391,7 +396,7 @@ class Supervisor:
             self._end(job, error)
 
     def _send_held(self) -> None:
-        """Send jobs of the engine that died to the next one."""
+        """Send those held jobs that are due to the engine."""
         for job in recovery.due(self._jobs):
             self._send(job)
         self._holds_jobs = any(job.stage == Stage.HELD for job in self._jobs)
@@ -402,11 +407,11 @@ class Supervisor:
             self._end(job, error)
 
     def on_events(self, events: list[Event]) -> None:
-        """Take one frame of the engine's."""
+        """Handle one frame of the engine's events."""
         streams: dict[int, list[StreamEvent]] = {}
         for event in events:
             match event:
-                case Token(request_id=id):  # first, as most are
+                case Token(request_id=id):  # the most frequent event, so it is tested first
                     streams.setdefault(id, []).append(event)
                 case Stats():
                     if event.preempted != self._stats.preempted:
@@ -447,7 +452,7 @@ class Supervisor:
             self._send_held()
 
     def _feed(self, job: Job, stream: list[StreamEvent]) -> None:
-        """Feed a job that ends, or goes on after a crash, with its events of one frame."""
+        """Feed a job that ends, or that continues after a crash, its events of one frame."""
         if job.engine_restarts:
             try:
                 stream = job.continued(stream)
@@ -458,7 +463,7 @@ class Supervisor:
         last = stream[-1]
         if not isinstance(last, End):
             return job.feed(stream)
-        if job.stage == Stage.SENT and not job.is_internal:  # that is taken in beside the others
+        if job.stage == Stage.SENT and not job.is_internal:  # a proof says nothing about intake
             self._intake_at = self._now()
         if not isinstance(last, Failed):
             self._quarantine.absolve(job.work)
