@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from worker.errors import ModelError, of_flag
-from worker.models.checkpoint_files import check_there
+from worker.models.checkpoint_files import check_exists
 from worker.models.conversion import content_key, convert_once
 from worker.models.gguf.constants import constants
 from worker.models.gguf.header import GgufHeader, read_header
@@ -31,9 +31,10 @@ async def resolve_adapters(
     cache_dir: Path,
     on_progress: OnProgress = lambda progress: None,
 ) -> tuple[Adapter, ...]:
-    """The adapters of a model as GGUFs; one of PEFT's is converted into the cache.
+    """The wanted adapters with the paths and sizes of their GGUFs. A folder holds a PEFT adapter,
+    which is converted into the cache.
 
-    Raises `ModelError` if there is no such adapter or it does not fit the model.
+    Raises `ModelError` if an adapter does not exist or does not fit the model.
     """
     found = []
     for adapter in wanted:
@@ -42,7 +43,7 @@ async def resolve_adapters(
             if await asyncio.to_thread(os.path.isdir, path):
                 header = await _converted(path, base, cache_dir, on_progress)
             else:
-                await asyncio.to_thread(check_there, path)
+                await asyncio.to_thread(check_exists, path)
                 header = await asyncio.to_thread(read_header, path)
                 check_adapter(header, base)
         found.append(replace(adapter, path=str(header.path), size_bytes=header.size_bytes))
@@ -58,16 +59,16 @@ def check_adapter(header: GgufHeader, base: GgufHeader) -> None:
 
     kind, form = (header.metadata.get(key) for key in (keys.General.TYPE, keys.Adapter.TYPE))
     if (kind, form) != ("adapter", "lora"):
-        raise refusal(f"{path!r} is no LoRA adapter.")
+        raise refusal(f"{path!r} is not a LoRA adapter.")
     alpha = header.metadata.get(keys.Adapter.LORA_ALPHA, 0.0)
     if not isinstance(alpha, float) or not math.isfinite(alpha):
         raise refusal(
-            f"{path!r} is no usable LoRA adapter: its alpha is {alpha}, which must be a "
+            f"{path!r} is not a usable LoRA adapter: its alpha is {alpha} and must be a finite "
             "floating-point number."
         )
     if keys.Adapter.ALORA_INVOCATION_TOKENS in header.metadata:
         raise refusal(
-            f"The adapter {path!r} begins to apply at tokens of its own (aLoRA), which is not "
+            f"The adapter {path!r} applies only after its invocation tokens (aLoRA), which is not "
             "supported; train one that always applies."
         )
     check_types(header)
@@ -78,7 +79,7 @@ def check_adapter(header: GgufHeader, base: GgufHeader) -> None:
         pairs.setdefault(name, {})[part] = tensor.shape
     for name, parts in pairs.items():
         if name == "token_embd.weight":
-            # llama.cpp takes its factors the other way around, and dies if the output is tied.
+            # llama.cpp expects its factors transposed, and aborts if the output is tied to it.
             raise refusal(
                 f"The adapter {path!r} changes the token embeddings, which is not supported; "
                 "train one without them."
@@ -86,14 +87,14 @@ def check_adapter(header: GgufHeader, base: GgufHeader) -> None:
         factors = parts.get("lora_a", ()), parts.get("lora_b", ())
         if header.architecture != base.architecture or not _fit(*factors, shapes.get(name, ())):
             raise refusal(
-                f"The adapter {path!r} is not one of {str(base.path)!r}: {name} does not fit."
+                f"The adapter {path!r} is not for {str(base.path)!r}: {name} does not fit."
             )
 
 
 def _fit(a: tuple[int, ...], b: tuple[int, ...], weight: tuple[int, ...]) -> bool:
-    """Whether the product of the two factors has the shape of the weight.
+    """Whether the product of the factors `a` and `b` has the shape of the weight.
 
-    As in GGUF, the first number is the length of a row; the third, if any, counts experts.
+    Shapes are in GGUF's order: the length of a row comes first, the number of experts third.
     """
     if not 2 <= len(weight) == len(a) == len(b):
         return False
@@ -107,7 +108,7 @@ async def _converted(
     for file in files:
         if not file.is_file():
             raise ModelError(
-                f"The folder {str(folder)!r} is no LoRA adapter: it has no {file.name}.",
+                f"The folder {str(folder)!r} is not a LoRA adapter: it has no {file.name}.",
                 path=str(folder),
             )
     on_progress(Progress("adapter", 0.0))

@@ -1,7 +1,7 @@
 """The files of a folder that make up a SafeTensors checkpoint.
 
 The download, the converter, its manifest and the cache of conversions all use this one answer.
-Blocking, but short: it reads at most an index of shards.
+Blocking, but short: at most an index of shards is read.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _SHARD = re.compile(r".*-(\d{5})-of-(\d{5})\.safetensors")
 
 @contextmanager
 def readable() -> Iterator[None]:
-    """Make a fault of the model of what the system does not let be read, as other users' files."""
+    """Raise `ModelError` for files that the system refuses to read, such as other users'."""
     try:
         yield
     except OSError as error:
@@ -55,7 +55,7 @@ def readable() -> Iterator[None]:
 
 @readable()
 def checkpoint_files(folder: Path) -> list[Path]:
-    """Every file that the conversion depends on, sorted by its path inside the folder.
+    """Every file that a conversion depends on, sorted by its path inside the folder.
 
     Raises `ModelError` if the folder has no weights, or lacks a shard.
     """
@@ -66,29 +66,30 @@ def checkpoint_files(folder: Path) -> list[Path]:
 
 
 def is_pooling_config(path: Path) -> bool:
-    """Whether a file is the configuration of sentence-transformers' pooling."""
+    """Whether a file configures the pooling of a sentence-transformers model."""
     return _POOLING.fullmatch(f"{path.parent.name}/{path.name}") is not None
 
 
-def check_there(path: Path) -> None:
-    """Raises `ModelError` if neither a file nor a folder is where either may be."""
+def check_exists(path: Path) -> None:
+    """Raises `ModelError` if there is no file or folder at this path."""
     try:
         os.lstat(path)
     except FileNotFoundError:
         text = f"There is no file or folder {str(path)!r}."
         raise ModelError(text, path=str(path)) from None
     except (OSError, ValueError):
-        pass  # whoever reads it tells why that cannot be
+        pass  # reading it will report why
 
 
 @readable()
 def check_checkpoint(folder: Path) -> None:
-    """Raises `ModelError` naming what a folder lacks that a conversion needs."""
+    """Raises `ModelError` naming the first thing that a folder lacks for a conversion."""
     if not folder.is_dir():
-        what = _instead(folder, "folder")
+        what = _fault(folder, "folder")
         raise ModelError(f"The folder {str(folder)!r} {what}.", path=str(folder))
     for path in (folder / name for name in (*CONFIG_FILES, INDEX)):
-        # Without what a damaged cache no longer has, another model would come of it unnoticed.
+        # A link whose target a damaged cache has lost must not count as a file that is absent: the
+        # conversion would silently make another model.
         if os.path.lexists(path):
             _check_file(path)
     if not (folder / "config.json").is_file():
@@ -99,24 +100,24 @@ def check_checkpoint(folder: Path) -> None:
 
 
 def no_tokenizer(names: Collection[str]) -> str:
-    """Says that a folder with these files has none of `TOKENIZERS`; empty if it has one."""
+    """Why these files hold no vocabulary, as the end of a sentence; empty if they do."""
     if not set(TOKENIZERS).isdisjoint(names):
         return ""
     own = next((name for name in sorted(names) if name.endswith(".tiktoken")), "")
-    hint = f" (how {own} is read, Python code alone says)" if own else ""
+    hint = f" ({own} can be read only by Python code beside it)" if own else ""
     return f"it has none of {', '.join(TOKENIZERS)}{hint}"
 
 
 def _check_file(path: Path) -> None:
     if not path.is_file():
-        raise ModelError(f"{path} {_instead(path, 'file')}", path=str(path))
+        raise ModelError(f"{path} {_fault(path, 'file')}", path=str(path))
 
 
-def _instead(path: Path, wanted: str) -> str:
-    """What is where a file or folder should be."""
+def _fault(path: Path, wanted: str) -> str:
+    """Why a path is not the wanted `file` or `folder`, as the end of a sentence."""
     if path.exists():
-        return f"is no {wanted}"
-    return "is a link to nothing" if path.is_symlink() else "does not exist"
+        return f"is not a {wanted}"
+    return "is a dangling link" if path.is_symlink() else "does not exist"
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -142,9 +143,11 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def weight_names(present: Collection[str], index: Path) -> list[str]:
-    """The names of the weights among those that are present, as transformers has them:
-    `model.safetensors` alone where it is there and no index names it; else those of the index, if
-    that is present; else all of `.safetensors`."""
+    """The names of the files with the weights, chosen as transformers does.
+
+    `model.safetensors` alone if it is present and not one of the index's shards; else the shards of
+    the index, if there is one; else all `.safetensors` files at the top level.
+    """
     shards = sorted(set(weight_map(index).values())) if INDEX in present else []
     if _WHOLE in present and _WHOLE not in shards:
         return [_WHOLE]
@@ -154,8 +157,10 @@ def weight_names(present: Collection[str], index: Path) -> list[str]:
 
 
 def checkpoint_names(present: Collection[str], index: Path) -> list[str]:
-    """What a repository with these files has of a checkpoint, the weights last; nothing if it has
-    no whole one. `index`: its index, which is here if it has one."""
+    """The files of a repository's checkpoint, the weights last; empty if it has no complete one.
+
+    `present` are all files of the repository; if its index is among them, it lies at `index`.
+    """
     weights = weight_names(present, index)
     if not weights or "config.json" not in present or no_tokenizer(present):
         return []
@@ -167,7 +172,7 @@ def checkpoint_names(present: Collection[str], index: Path) -> list[str]:
 
 
 def weight_map(index: Path) -> dict[str, str]:
-    """The shard of each tensor, as the index says; raises `ModelError` if it says none, or names a
+    """The shard of each tensor by the index; raises `ModelError` if it has no such map, or names a
     file elsewhere."""
     found = read_json(index).get("weight_map")
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found.values()):
@@ -176,21 +181,21 @@ def weight_map(index: Path) -> dict[str, str]:
         raise ModelError(f"{index} has a weight_map without any tensor", path=str(index))
     for name in found.values():
         if "/" in name or not name.endswith(".safetensors"):
-            raise ModelError(f"{index} names the odd shard {name!r}", path=str(index))
+            raise ModelError(f"{index} names the invalid shard {name!r}", path=str(index))
     return found
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; raises `ModelError` if there is none."""
+    """The object in a JSON file; raises `ModelError` if there is no such file or object."""
     try:
         text = path.read_text(encoding="utf-8")
         value = json.loads(text)
-        if _SURROGATE.search(text):  # half of a pair is no character, and no file could have it
+        if _SURROGATE.search(text):  # UTF-8 has no lone surrogates
             json.dumps(value, ensure_ascii=False).encode()
     except FileNotFoundError:
         raise ModelError(f"{path.parent} has no {path.name}", path=str(path)) from None
     except NotADirectoryError:
-        raise ModelError(f"{path.parent} is no folder", path=str(path)) from None
+        raise ModelError(f"{path.parent} is not a folder", path=str(path)) from None
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path} is not readable JSON: {error}", path=str(path)) from None
     if not isinstance(value, dict):
@@ -199,7 +204,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _check_numbering(folder: Path, names: Iterable[str]) -> None:
-    """Without an index, find missing shards by names such as `-00001-of-00003`."""
+    """Find missing shards without an index, by names such as `model-00001-of-00003`."""
     numbered = [match for name in names if (match := _SHARD.fullmatch(name))]
     total = max((int(match[2]) for match in numbered), default=0)
     missing = sorted(set(range(1, total + 1)) - {int(match[1]) for match in numbered})
@@ -210,8 +215,8 @@ def _check_numbering(folder: Path, names: Iterable[str]) -> None:
 def _not_a_checkpoint(folder: Path, what: str) -> ModelError:
     names = (path.name for path in folder.glob("*.gguf") if not is_projector(path.name))
     ggufs = sorted({split_names(name)[0] for name in names})
-    hint = f"; a worker takes a GGUF of it by its path: {folder / ggufs[0]}" if ggufs else ""
+    hint = f"; it holds GGUFs, which are served by path: {folder / ggufs[0]}" if ggufs else ""
     hint += f", or {', '.join(ggufs[1:])} there" if ggufs[1:] else ""
     return ModelError(
-        f"The folder {str(folder)!r} is no SafeTensors model: {what}{hint}.", path=str(folder)
+        f"The folder {str(folder)!r} is not a SafeTensors model: {what}{hint}.", path=str(folder)
     )

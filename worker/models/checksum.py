@@ -1,7 +1,7 @@
-"""SHA-256 of files, remembered: a model of many gigabytes is hashed once, not at every start.
+"""Cached SHA-256 of files: a model of many gigabytes is hashed once, not at every start.
 
-Blocking; runs in a thread. A remembered hash is valid while the file's size, modification time (in
-nanoseconds), inode and the time of its last change are the same.
+Blocking; runs in a thread. A cached hash is valid while the file's size, inode and times of
+modification and status change (in nanoseconds) stay the same.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 
 def sha256_of_file(path: Path, cache_dir: Path | None = None) -> str:
-    """The file's SHA-256 in hex; taken from `<cache_dir>/hashes` if it is still valid."""
+    """The file's SHA-256 in hex, from `<cache_dir>/hashes` if that is still valid."""
     real = path.resolve()
     if cache_dir is None:
         return _hash(real)
@@ -34,7 +34,7 @@ def sha256_of_file(path: Path, cache_dir: Path | None = None) -> str:
 
 
 def sha256_of_range(path: Path, offset: int, size: int) -> str:
-    """Of `size` bytes from `offset` on, or of as many as there are."""
+    """The SHA-256 in hex of `size` bytes from `offset`, or of as many as the file has."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         file.seek(offset)
@@ -55,7 +55,7 @@ def _stamp(path: Path) -> list[int]:
 
 
 def _read_note(note: Path) -> dict[str, object]:
-    """What was remembered; empty if there is no such note, or it is damaged."""
+    """The cached entry; empty if there is none or it is damaged."""
     try:
         content = json.loads(note.read_bytes())
     except (OSError, ValueError):
@@ -65,8 +65,11 @@ def _read_note(note: Path) -> dict[str, object]:
 
 
 def write_whole(path: Path, content: bytes, beside: Path | None = None, mode: int = 0o666) -> None:
-    """Write a file that is never seen half written. Until then it lies in the folder `beside`, of
-    the same file system; without one, in the file's own. The umask takes from `mode`."""
+    """Write a file atomically: nobody sees it half written.
+
+    The temporary file is created in `beside`, a folder on the same file system, by default in the
+    file's own. `mode` is subject to the umask.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = (beside or path.parent) / f"tmp{secrets.token_hex(8)}"
     try:

@@ -1,6 +1,6 @@
 """Reads control vectors, which are GGUFs with a direction for each layer, and adds them up.
 
-Runs in the engine process before the load, and where `doctor` asks whether they fit.
+Runs in the engine process before the load, and in the preflight's child process.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _NAME = re.compile(r"direction\.([1-9]\d{0,3})")
 
 
 def layers_of(settings: EngineSettings, model: GgufHeader) -> tuple[int, int]:
-    """The first and the last layer that control vectors change; the first one of all has none.
+    """The first and the last layer that control vectors change. Layer 0 is never changed.
 
     Raises `ConfigError` if the model has no such layers.
     """
     last = (model.block_count or 1) - 1
     first, wanted = settings.control_vector_layer_range or (1, last)
-    if wanted > last + 1:  # llama-server's default is one too many
+    if wanted > last + 1:  # one too many is accepted, as llama-server's default
         raise ConfigError(
             f"--control-vector-layer-range ends at {wanted}, but the model's last layer is {last}.",
             field="control_vector_layer_range",
@@ -37,11 +37,11 @@ def layers_of(settings: EngineSettings, model: GgufHeader) -> tuple[int, int]:
 
 
 def read_directions(settings: EngineSettings, model: GgufHeader) -> Directions | None:
-    """What each layer from the second on adds to its output, scaled and added up, shape
-    (layers - 1, embedding_length); `None` without control vectors.
+    """The scaled sum of the control vectors, shape (layers - 1, embedding_length); `None` without
+    any. Row i is added to the output of layer i + 1.
 
     Raises:
-        ModelError: there is no such file, or it is no control vector of this model.
+        ModelError: a file does not exist, or is not a control vector of this model.
         ConfigError: as `layers_of`.
     """
     if not settings.control_vector:
@@ -61,24 +61,25 @@ def _add(total: Directions, layout: GgufLayout, scale: float, model: GgufHeader)
     n_layers, width = total.shape
     path = str(layout.path)
     if not layout.tensors:
-        raise ModelError(f"{path!r} is no control vector: it has no direction.", path=path)
+        raise ModelError(f"{path!r} is not a control vector: it has no direction.", path=path)
     for tensor in layout.tensors:
         match = _NAME.fullmatch(tensor.name)
         if match is None or tensor.type_name != "F32" or len(tensor.shape) != 1:
             raise ModelError(
-                f"{path!r} is no control vector: its tensor {tensor.name!r} is not a direction.N "
-                "of one dimension and of the type F32.",
+                f"{path!r} is not a control vector: its tensor {tensor.name!r} is not a "
+                "direction.N with one dimension and the type F32.",
                 path=path,
             )
         layer = int(match[1])
         if layer > n_layers or tensor.shape != (width,):
             raise ModelError(
-                f"The control vector {path!r} is not one of {str(model.path)!r}: "
+                f"The control vector {path!r} is not for {str(model.path)!r}: "
                 f"{tensor.name!r} has {tensor.shape[0]} numbers, where the layers 1 to {n_layers} "
                 f"have {width}.",
                 path=path,
             )
         direction = np.fromfile(layout.path, "<f4", width, offset=tensor.offset)
         if not np.isfinite(direction).all():
-            raise ModelError(f"The control vector {path!r} has NaN in {tensor.name!r}.", path=path)
+            what = f"a number in {tensor.name!r} that is not finite"
+            raise ModelError(f"The control vector {path!r} has {what}.", path=path)
         total[layer - 1] += np.float32(scale) * direction

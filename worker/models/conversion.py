@@ -2,9 +2,9 @@
 
 Runs on the API process's event loop; hashing and header checks go to a thread. The result is
 `<cache>/converted/<key>/model-<outtype>.gguf`. The key is a hash of the checkpoint's bytes and of
-the converter's own source, so an edited checkpoint or an older converter never leaves a stale
-model. Among workers that start at once, a file lock lets one convert. Each attempt writes into a
-folder of its own, and its file is renamed into place only after its header has been read back.
+the converter's own source, so neither an edited checkpoint nor another converter reuses a stale
+model. A file lock lets one of several workers convert. Each attempt writes into a folder of its
+own, and its file is renamed into place only after its header has been read back.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ MAX_LINE_BYTES = 2**20
 async def convert_cached(
     folder: Path, *, cache_dir: Path, outtype: str, on_progress: OnProgress, name: str
 ) -> GgufHeader:
-    """The GGUF of a SafeTensors folder, from the cache or converted now, with the name `name`.
+    """The GGUF of a SafeTensors folder, from the cache or converted now; `name` is in its metadata.
 
-    Raises `BackendMismatch` before anything is written if there is no engine, which the converter
-    checks its tokenizers by.
+    The converter checks tokenizers against the engine: without the engine's release, raises
+    `BackendMismatch` before anything is written.
     """
     check_engine()
     await asyncio.to_thread(check_checkpoint, folder)
@@ -66,12 +66,12 @@ async def convert_once(
     key_now: Callable[[OnProgress], str],
     on_progress: OnProgress,
 ) -> GgufHeader:
-    """The file `name`, made by the converter unless one that passes `check` is there already.
+    """The converted file `name`: the cached one if it passes `check`, else a new one.
 
-    `arguments` are the converter's, for the file that it is to write; `key_now` is the key of its
-    source, which is the name of the file's folder.
+    `arguments` returns the converter's arguments for the path to write. `key_now` computes the key
+    of the source, which names the file's folder.
 
-    Raises `ModelError` if the source changes meanwhile.
+    Raises `ModelError` if the source changes during the conversion.
     """
     target = cache_dir / CONVERTED / await asyncio.to_thread(key_now, on_progress) / name
 
@@ -104,12 +104,12 @@ async def convert_once(
                 try:
                     header = await convert()
                 except BaseException:
-                    with contextlib.suppress(OSError):  # nothing was made: no folder of it stays
+                    with contextlib.suppress(OSError):  # leave no empty folder
                         lock.unlink()
                         target.parent.rmdir()
                     raise
     with contextlib.suppress(OSError):
-        os.utime(target.parent)  # When it was last used, for the eviction.
+        os.utime(target.parent)  # the time of the last use, for eviction
     return header
 
 
@@ -117,7 +117,7 @@ async def convert_once(
 def content_key(
     folder: Path, files: Sequence[Path], what: str, cache_dir: Path, on_progress: OnProgress
 ) -> str:
-    """A hash of the files' bytes, the converter, and what else decides on the result."""
+    """The key: a hash of the files' names and bytes, the converter, and `what`, other inputs."""
     total = sum(path.stat().st_size for path in files) or 1
     digest = hashlib.sha256(_converter_digest() + f"{what}\n".encode())
     done = 0
@@ -129,7 +129,7 @@ def content_key(
 
 
 def _converter_digest() -> bytes:
-    """A hash of the converter's source, with all that it uses of the worker, and of the versions of
+    """A hash of the source of the converter and of the rooms that it uses, and of the versions of
     its libraries: a changed converter does not reuse older results."""
     versions = [version(name) for name in (ENGINE, "gguf", "numpy")]
     digest = hashlib.sha256(repr(versions).encode())
@@ -140,8 +140,8 @@ def _converter_digest() -> bytes:
 
 
 def usable(path: Path, check: Callable[[GgufHeader], None] = check_servable) -> GgufHeader | None:
-    """The header of a cached GGUF that exists and is intact; a broken one is converted again."""
-    if not os.path.isfile(path):  # false, too, in a folder that this user may not enter
+    """The header of a cached GGUF; `None` if it is missing or does not pass `check`."""
+    if not os.path.isfile(path):  # false as well if this user may not enter its folder
         return None
     with contextlib.suppress(ModelError):
         check(header := read_header(path))
@@ -151,7 +151,7 @@ def usable(path: Path, check: Callable[[GgufHeader], None] = check_servable) -> 
 
 @contextlib.contextmanager
 def _writing(folder: Path) -> Iterator[None]:
-    """Say of a folder of the cache that the system lets nothing be written there."""
+    """Report what the system refuses to write into a folder of the cache as `ModelError`."""
     try:
         yield
     except OSError as error:
@@ -164,7 +164,7 @@ def _writing(folder: Path) -> Iterator[None]:
 
 @contextlib.asynccontextmanager
 async def _locked(path: Path, on_progress: OnProgress) -> AsyncIterator[None]:
-    """Hold the file lock; the event loop is not blocked while another worker has it."""
+    """Hold the file lock, without blocking the event loop while another worker has it."""
     from filelock import FileLock, Timeout
 
     lock = FileLock(path, thread_local=False)
@@ -182,7 +182,7 @@ async def _locked(path: Path, on_progress: OnProgress) -> AsyncIterator[None]:
 
 
 async def _run_converter(arguments: Sequence[str], on_progress: OnProgress) -> None:
-    """Run the converter to its end; if the caller is cancelled, the child is ended first."""
+    """Run the converter to its end; cancelling this ends the child first."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         *("-m", "worker.commands.convert", *arguments, "--progress", "json"),
@@ -197,7 +197,7 @@ async def _run_converter(arguments: Sequence[str], on_progress: OnProgress) -> N
     try:
         error = await _follow(process.stdout, on_progress)
         exit_code = await process.wait()
-        said = (await stderr).decode("utf-8", errors="replace").strip()
+        printed = (await stderr).decode("utf-8", errors="replace").strip()
     finally:
         stderr.cancel()
         await _end(process)
@@ -205,7 +205,7 @@ async def _run_converter(arguments: Sequence[str], on_progress: OnProgress) -> N
         raise error
     if exit_code != 0:
         how = how_it_ended(exit_code)
-        last = said.splitlines()[-1] if said else "it said nothing"
+        last = printed.splitlines()[-1] if printed else "it printed nothing"
         raise ModelError(
             f"The converter ended ({how}): {last}", arguments=list(arguments), exit_code=exit_code
         )
@@ -237,7 +237,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     try:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(process.wait(), TERMINATE_GRACE_SECONDS)
-    finally:  # of that time, or of the caller's patience
+    finally:  # even if the caller is cancelled meanwhile
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         await process.wait()

@@ -1,4 +1,4 @@
-"""`--draft MODEL` in, a local GGUF out that can guess for the model: they speak the same tokens.
+"""Resolves `--draft` to a local GGUF that can guess for the model: both have the same vocabulary.
 
 Runs on the API process's event loop, and in commands; reading goes to a thread.
 """
@@ -16,7 +16,7 @@ from worker.settings import Settings
 from worker.wire.messages import DraftFile, OnProgress
 
 _MOST_UNEQUAL = 1024
-"""Tokens that one vocabulary may have behind the other's last: families pad theirs."""
+"""How much longer one vocabulary may be: models of a family pad theirs differently."""
 
 
 async def resolve_draft(
@@ -25,10 +25,10 @@ async def resolve_draft(
     on_progress: OnProgress = lambda progress: None,
     room: Callable[[], int] | None = None,
 ) -> DraftFile | None:
-    """The draft model that the settings name, on this machine; `None` where they name none.
+    """The local file of the draft model that the settings name; `None` if they name none.
 
-    `room` tells the bytes of memory for both: one of a repository's quantisations is chosen by what
-    the model leaves.
+    `room` returns the bytes of memory for both models: what the main one leaves decides which of a
+    repository's quantisations is chosen.
 
     Raises `ModelError` if it cannot guess for the model, and what `resolve` raises.
     """
@@ -46,9 +46,9 @@ async def resolve_draft(
 
 
 def _fault(draft: GgufHeader, model: GgufHeader) -> str | None:
-    """Why a model cannot guess for another."""
+    """Why a model cannot guess for another; `None` if it can."""
     if draft.pooling is not None:
-        return "it embeds texts and says nothing"
+        return "it is an embedding model and generates no text"
     if draft.tokenizer_kind != model.tokenizer_kind:
         return f"its tokenizer is {draft.tokenizer_kind}, the model's is {model.tokenizer_kind}"
     key = constants().Keys.Tokenizer.LIST

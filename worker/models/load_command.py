@@ -1,4 +1,4 @@
-"""What an engine is told to load: the model, with all that the settings name beside it.
+"""Composes `LoadModel`: the model, its adapters, draft model and projector, resolved to files.
 
 Runs on the API process's event loop, and in commands.
 """
@@ -23,9 +23,9 @@ async def load_command(
     on_progress: OnProgress = lambda progress: None,
     room: Callable[[], int] | None = None,
 ) -> LoadModel:
-    """`room` tells the bytes of memory, as for `resolve`.
+    """The first command for an engine; `room` returns the bytes of memory, as for `resolve`.
 
-    Raises what `resolve_adapters`, `resolve_draft` and `resolve_projector` do.
+    Raises what `resolve_adapters`, `resolve_draft` and `resolve_projector` raise.
     """
     header, cache = model.header, settings.cache_path
     return LoadModel(

@@ -1,5 +1,4 @@
-"""`--mmproj FILE` in, a local projector out that fits the model; without it, that of the model's
-repository, or the one beside the model.
+"""Finds the model's projector: that of `--mmproj`, of its repository, or the one beside its file.
 
 Blocking; runs in a thread of the API process, and in commands.
 """
@@ -22,26 +21,26 @@ from worker.wire.messages import ProjectorFile
 
 ARCHITECTURE = "clip"
 NONE = "none"
-"""Of the setting: text only, whatever lies beside the model."""
+"""Value of the setting for text only, whatever lies beside the model."""
 
 log = get_logger()
 
 
 def resolve_projector(settings: Settings, model: ResolvedModel) -> ProjectorFile | None:
-    """The projector that the settings name; without one, that of the model's repository, or else
-    the only one beside the model that fits.
+    """The projector that the settings name; else that of the model's repository; else the only
+    one that fits beside the model's file. `None` if there is none, or several fit.
 
     Raises `ModelError` if the named one cannot be read or does not fit the model.
     """
     wanted = settings.mmproj
     if wanted == NONE:
         return None
-    # By which a model that generates may embed, too.
+    # They may turn a generating model into an embedding one.
     overrides = settings.engine.overrides
     if wanted is not None:
         path = Path(os.path.expanduser(wanted)).absolute()
         if (fault := _fault(path, model.header, overrides)) is not None:
-            what = f"is no projector for {str(model.gguf_path)!r}: {fault}."
+            what = f"is not a projector for {str(model.gguf_path)!r}: {fault}."
             raise ModelError(f"{str(path)!r} {what}", path=str(path))
         return ProjectorFile(str(path), is_named=True)
     fitting = []
@@ -69,19 +68,19 @@ def _beside(model: ResolvedModel) -> list[Path]:
 
 
 def _fault(path: Path, model: GgufHeader, overrides: Mapping[str, Scalar]) -> str | None:
-    """Why a file is no projector for the model."""
+    """Why a file cannot be the model's projector; `None` if it can."""
     header, model = read_header(path), with_metadata(model, overrides)
     if header.architecture != ARCHITECTURE:
         return f"it holds a model of the architecture {header.architecture}"
     check_types(header)
     if model.pooling is not None:
-        return "the model embeds texts and takes nothing else"
+        return "the model is an embedding model, which takes only text"
     widths = {
         value
         for side in ("vision", "audio")
         if isinstance(value := header.metadata.get(f"clip.{side}.projection_dim"), int)
     }
     if widths and model.embedding_length not in widths:
-        given = ", ".join(map(str, sorted(widths)))
-        return f"it makes embeddings of {given} numbers, the model takes {model.embedding_length}"
+        made = ", ".join(map(str, sorted(widths)))
+        return f"it makes embeddings of {made} numbers, the model takes {model.embedding_length}"
     return None

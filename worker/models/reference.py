@@ -1,6 +1,6 @@
 """Parses the value of `--model`: every form of a model reference, as one closed set of types.
 
-Pure: it looks only at the text, never at the disk or the network. `resolve` looks there.
+Pure: it reads only the text, never the disk or the network. `resolve` does that.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from worker.errors import ConfigError
 from worker.setting_faults import without_secrets
 
 CHECKPOINTS = "an alias of models.toml, a folder of SafeTensors or hf:owner/repo@revision"
-"""What names a model that can be converted."""
+"""The forms that name a model that can be converted."""
 FORMS = (
     "an alias of models.toml, a .gguf file, a folder of SafeTensors, hf:owner/repo:Q4_K_M@revision "
     "or hf:owner/repo@revision::file=path/in/repo.gguf"
@@ -38,7 +38,7 @@ class HubReference:
     revision: str | None = None
     file: str | None = None
     quantisation: str | None = None
-    """As its file's name has it, in letters of either case: `Q4_K_M`."""
+    """As in the name of its file, in either case: `Q4_K_M`."""
 
     @property
     def is_gguf(self) -> bool:
@@ -57,12 +57,12 @@ class HubReference:
 
 
 Reference = str | Path | HubReference
-"""An alias that the registry may have, a file or folder on this machine, or a repository."""
+"""An alias or a path that looks like one, another path on this machine, or a repository."""
 
 
 def parse(text: str, forms: str = FORMS) -> Reference:
-    """Parse a model reference; raises `ConfigError` naming the part that is wrong, and the `forms`
-    that would be right."""
+    """Parse a model reference; raises `ConfigError` naming the wrong part, and the accepted `forms`
+    if none matches."""
     if not text or "\0" in text or text != text.strip():
         raise _wrong(text, f"must be {forms}")
     if text.startswith("hf:"):
@@ -76,7 +76,7 @@ def parse(text: str, forms: str = FORMS) -> Reference:
 
 
 def is_like_repository(text: str) -> bool:
-    """Whether a path that is not there may be `owner/repo`, written without `hf:`."""
+    """Whether a path that does not exist may be `owner/repo`, written without `hf:`."""
     location = text.partition("::")[0].partition("@")[0]
     is_repo = "/" in location and _REPO.fullmatch(location.partition(":")[0]) is not None
     return is_repo and not location.endswith((".gguf", ".safetensors"))
@@ -95,7 +95,7 @@ def _parse_hub(text: str) -> HubReference:
         form = "hf:owner/repo, and a file in it as hf:owner/repo:Q4_K_M or ::file=name.gguf"
         raise _wrong(text, f"must name its repository as {form}")
     if colon and not _QUANTISATION.fullmatch(quantisation):
-        raise _wrong(text, f"must name a quantisation such as hf:{repo}:Q4_K_M behind the colon")
+        raise _wrong(text, f"must name a quantisation such as hf:{repo}:Q4_K_M after the colon")
     if at and (not _REVISION.fullmatch(revision) or ".." in revision):
         raise _wrong(text, "has an empty or ill-formed revision after the @")
     file: str | None = None
@@ -116,21 +116,22 @@ def _parse_hub(text: str) -> HubReference:
 
 
 def is_inside_repository(name: str) -> bool:
-    """Whether a name is a relative, normalized path with forward slashes, on Windows too, as
-    huggingface_hub demands of it."""
+    """Whether a name is a relative, normalized path with forward slashes, on Windows as well;
+    huggingface_hub requires this of names."""
     path = PurePosixPath(name)
     is_normal = str(path) == name and name != "." and ".." not in path.parts
     return is_normal and not path.is_absolute() and not _ELSEWHERE.search(name)
 
 
 def is_projector(name: str) -> bool:
-    """Whether a file's name is that of a projector, which lies beside the model it goes with."""
+    """Whether a file is a projector by its name; it lies beside the model that it belongs to."""
     base = PurePosixPath(name).name.lower()
     return "mmproj" in base and base.endswith(".gguf")
 
 
 def snapshot_of(folder: Path) -> HubReference | None:
-    """The repository and commit of a hub cache's `models--owner--name/snapshots/<commit>`."""
+    """The repository and commit of a folder `models--owner--name/snapshots/<commit>` of a hub
+    cache; `None` for any other folder."""
     *_, repo, kind, commit = ("", "", *Path(os.path.abspath(folder)).parts)
     if not repo.startswith("models--") or kind != "snapshots" or not COMMIT.fullmatch(commit):
         return None

@@ -1,6 +1,6 @@
 """`models.toml`: short names for models, read and checked as a whole before any is used.
 
-Pure reading, in any thread. The file is the user's (`--models-file`, else `models.toml` in the
+Only reads, in any thread. The file is the user's (`--models-file`, else `models.toml` in the
 working folder), else the one in the package. It says where models are; what a model needs at run
 time is read from the model itself.
 """
@@ -38,7 +38,7 @@ class RegistryEntry(BaseModel):
     file: _Text | None = None
     sha256: _Text | None = None
     path: _Text | None = None
-    """As it is written it may be relative to the registry's folder; once loaded it is not."""
+    """In the file it may be relative to the file's folder; `load` makes it absolute."""
     bundled: bool = False
     size_bytes: _Count | None = None
     quantization: _Text | None = None
@@ -57,7 +57,7 @@ class RegistryEntry(BaseModel):
             raise ValueError("sha256 must be 64 lower-case hex digits, beside a file")
         if self.hub is not None:
             try:
-                parsed = reference.parse(str(self.hub))  # so that one rule holds for both
+                parsed = reference.parse(str(self.hub))  # one rule for both
             except WorkerError as error:
                 raise ValueError(error.message) from None
             if parsed != self.hub:
@@ -84,22 +84,22 @@ class Registry:
     entries: Mapping[str, RegistryEntry]
 
     def find(self, alias: str, forms: str = reference.FORMS) -> RegistryEntry:
-        """The entry of an alias; raises `ModelError` naming similar ones, and the `forms` that
-        would be right."""
+        """The entry of an alias; raises `ModelError` naming similar ones, and the accepted
+        `forms`."""
         entry = self.entries.get(alias)
         if entry is not None:
             return entry
         near = difflib.get_close_matches(alias, self.entries, n=3, cutoff=0.5)
         known = f"did you mean {', '.join(near)}" if near else f"it knows {', '.join(self.entries)}"
         raise ModelError(
-            f"The model {alias!r} is not in {str(self.file)!r} ({known}) and is no path on this "
-            f"machine; give {forms}.",
+            f"The model {alias!r} is not in {str(self.file)!r} ({known}) and is not a path on "
+            f"this machine; give {forms}.",
             model=alias,
         )
 
 
 def load(models_file: Path | None = None) -> Registry:
-    """Read the registry; raises `ConfigError` naming entry and key."""
+    """Read the registry; raises `ConfigError` naming the wrong entry and key."""
     path = Path(os.path.expanduser(models_file)) if models_file else default_file()
     table = read_toml(path, "models file", "models_file")
     try:
@@ -117,7 +117,7 @@ def load(models_file: Path | None = None) -> Registry:
 
 
 def default_file() -> Path:
-    """`models.toml` of the working folder, else the one in the package."""
+    """`models.toml` in the working folder, else the one in the package."""
     here = Path(FILE_NAME)
     if here.is_file():
         return here.absolute()

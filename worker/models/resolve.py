@@ -2,7 +2,7 @@
 
 Runs on the API process's event loop during the start. Slow work goes to a thread or a child
 process, so `/health` and `/ready` answer meanwhile. The progress callback is called on the loop or
-on a helper thread, and should only store its argument.
+on another thread, and should only store its argument.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Literal
 
 from worker.errors import ModelError
 from worker.models import reference, registry
-from worker.models.checkpoint_files import check_checkpoint, check_there
+from worker.models.checkpoint_files import check_checkpoint, check_exists
 from worker.models.conversion import convert_cached
 from worker.models.gguf.header import GgufHeader, read_header
 from worker.models.gguf.servable import check_servable
@@ -34,10 +34,10 @@ class ResolvedModel:
 
     header: GgufHeader
     model_ref: str
-    """The reference that the user gave, as `/health` and the pool manager show it."""
+    """The reference as the user wrote it, for `/health` and the pool manager."""
     kind: Literal["bundled", "gguf", "safetensors", "hub"]
     projector: Path | None = None
-    """The file that its repository has to see and hear with."""
+    """The projector for pictures and sounds that came from its repository."""
 
     @property
     def gguf_path(self) -> Path:
@@ -58,11 +58,11 @@ async def resolve(
     on_progress: OnProgress = lambda progress: None,
     room: Callable[[], int] | None = None,
 ) -> ResolvedModel:
-    """Find, download or convert the model that `ref` names, with the places and the weight type
-    that the settings name; `None` means the bundled model.
+    """Find, download or convert the model that `ref` names; `None` means the bundled model.
 
-    `room` tells the bytes of memory by which one of a repository's quantisations is chosen. What
-    the repository has to see and hear with comes too, unless the settings name a projector.
+    The settings name the cache, the models file and the type of converted weights. `room` returns
+    the bytes of memory by which one of a repository's quantisations is chosen. The main model's
+    projector is downloaded with it, if its repository has one and `--mmproj` is not set.
 
     Raises `ModelError` (missing, corrupt, unsupported), `DownloadError` or `ConfigError`.
     """
@@ -73,7 +73,7 @@ async def resolve(
         return replace(bundled, kind="bundled")
     if isinstance(place, Path):
         return await _resolve_path(place.absolute(), ref, settings, on_progress)
-    from worker.models.hub.download import download  # A model on this machine needs it not.
+    from worker.models.hub.download import download  # not needed for local models
 
     fetched = await download(
         place,
@@ -93,14 +93,14 @@ async def resolve_checkpoint(
     cache_dir: Path,
     on_progress: OnProgress = lambda progress: None,
 ) -> Path:
-    """Find or download the SafeTensors folder that `ref` names, in any form.
+    """Find or download the SafeTensors folder that `ref` names.
 
-    Raises `ModelError` if it names a GGUF or nothing, otherwise as `resolve` does.
+    Raises `ModelError` if `ref` names a GGUF or nothing that exists, otherwise as `resolve` does.
     """
     place, sha256 = await asyncio.to_thread(look_up, ref, models_file, reference.CHECKPOINTS)
     if place.is_gguf if isinstance(place, HubReference) else os.path.isfile(place or ""):
         is_gguf = isinstance(place, HubReference) or str(place).endswith(".gguf")
-        what = "a GGUF, which the worker takes as it is" if is_gguf else "a file"
+        what = "a GGUF, which the worker serves unconverted" if is_gguf else "a file"
         raise ModelError(
             f"{ref!r} is {what}; the converter needs a folder or a repository of SafeTensors."
         )
@@ -124,15 +124,15 @@ async def resolve_checkpoint(
 def look_up(
     ref: str | None, models_file: Path | None, forms: str = reference.FORMS
 ) -> tuple[HubReference | Path | None, str | None]:
-    """Where a model is, and its SHA-256 if it is pinned; `None` is the bundled one, and its place.
+    """The place of a model (`None`: the bundled one), and its SHA-256 if it is pinned.
 
-    An alias precedes a path of the same name. A fault names the `forms` that would be right.
+    An alias takes precedence over a path of the same name. Errors name the accepted `forms`.
     """
     if ref is None:
         return None, None
     parsed = reference.parse(ref, forms)
     if isinstance(parsed, Path) and is_like_repository(ref) and not os.path.lexists(parsed):
-        raise ModelError(f"{ref!r} is no path on this machine; for a repository give hf:{ref}.")
+        raise ModelError(f"{ref!r} is not a path on this machine; for a repository give hf:{ref}.")
     if not isinstance(parsed, str):
         return parsed, None
     known = registry.load(models_file)
@@ -148,7 +148,7 @@ def look_up(
 async def _resolve_path(
     path: Path, ref: str, settings: Settings, on_progress: OnProgress
 ) -> ResolvedModel:
-    if await asyncio.to_thread(os.path.isdir, path):  # false for any odd name, without an error
+    if await asyncio.to_thread(os.path.isdir, path):  # false for a malformed path
         header = await convert_cached(
             path,
             cache_dir=settings.cache_path,
@@ -157,7 +157,7 @@ async def _resolve_path(
             name=name_of(path),
         )
         return ResolvedModel(header, ref, "safetensors")
-    await asyncio.to_thread(check_there, path)
+    await asyncio.to_thread(check_exists, path)
     header = await asyncio.to_thread(read_header, path)
     check_servable(header)
     return ResolvedModel(header, ref, "gguf")

@@ -1,9 +1,9 @@
 """The contents of the cache, to list or to evict: downloads, partial downloads, conversions.
 
 Blocking. huggingface_hub scans and deletes downloads (a blob goes with its last snapshot); a
-conversion is one folder. A model that a running worker serves is not evicted: an engine that
-crashed starts again from the same file, which must still be there. Its mark is a shared `flock` on
-the file itself, so it ends with its process in any case.
+conversion is one folder. A model that a running worker serves is not evicted: after a crash, the
+next engine loads the same file. A worker marks it with a shared `flock` on the file itself, which
+ends with the process in any case.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ATTEMPTS = 5
 
 @dataclass(frozen=True, slots=True)
 class StoredModel:
-    """One thing that can be evicted by itself."""
+    """One entry that can be evicted by itself."""
 
     key: str
     """A commit, a conversion's key, or the ETag of a partial download."""
@@ -41,14 +41,14 @@ class StoredModel:
     files: tuple[Path, ...]
     delete: Callable[[], object]
     locks: tuple[Path, ...] = ()
-    """The lock files of whoever downloads or converts it."""
+    """The lock files that a download or conversion of it holds."""
 
     def is_used(self) -> bool:
         """Whether a running worker serves one of the files."""
         return any(is_held(path) for path in self.files if path.exists())
 
     def remove(self) -> None:
-        """Raises `ModelError` if it is in use, or being made."""
+        """Delete the entry; raises `ModelError` if it is served, downloaded or converted now."""
         if self.is_used():
             raise ModelError(f"A running worker serves {self.name}; nothing was removed from it.")
         from filelock import FileLock, Timeout
@@ -74,17 +74,18 @@ def stored_models(cache_dir: Path) -> list[StoredModel]:
 def select(
     stored: Sequence[StoredModel], keys: Sequence[str], older_than_days: float | None
 ) -> list[StoredModel]:
-    """The entries whose key begins as given, or that were not used for so long.
+    """The entries whose key begins with one of `keys`, and those that were not used for
+    `older_than_days` and that no running worker serves.
 
-    Raises `ConfigError` for a key that names nothing, or more than one thing.
+    Raises `ConfigError` for a key that is too short or does not match exactly one entry.
     """
     chosen = []
     for key in keys:
         matches = [each for each in stored if each.key.startswith(key)]
         if len(key) < SHORTEST_KEY or len(matches) != 1:
             raise ConfigError(
-                f"The key {key!r} must be the beginning, {SHORTEST_KEY} characters or more, of "
-                f"one thing in the cache; it names {len(matches)}.",
+                f"The key {key!r} must be a prefix of exactly one entry's key in the cache, of "
+                f"{SHORTEST_KEY} characters or more; it matches {len(matches)} entries.",
                 field="remove",
             )
         chosen += [each for each in matches if each not in chosen]
@@ -130,7 +131,7 @@ def _downloads(hub_dir: Path) -> Iterator[StoredModel]:
 
 
 def _delete_snapshot(hub_dir: Path, commit: str) -> None:
-    """By a scan of its own: what another one shared is there no more if that went before."""
+    """Delete by a new scan: an earlier deletion may have removed blobs that both shared."""
     from huggingface_hub import scan_cache_dir
 
     scan_cache_dir(hub_dir).delete_revisions(commit).execute()
@@ -138,7 +139,7 @@ def _delete_snapshot(hub_dir: Path, commit: str) -> None:
 
 def _conversions(folder: Path) -> Iterator[StoredModel]:
     for path in folder.iterdir() if folder.is_dir() else ():
-        if not path.is_dir():  # a file manager's, such as .DS_Store
+        if not path.is_dir():  # such as a file manager's .DS_Store
             continue
         files = [file for file in path.rglob("*") if file.is_file()]
         yield StoredModel(
@@ -164,18 +165,18 @@ def _converted_name(folder: Path) -> str:
     return ", ".join(names) or "(unfinished)"
 
 
-# --- what is in use ------------------------------------------------------------------------------
+# --- marks of files in use -----------------------------------------------------------------------
 
 
 def hold(path: Path) -> BinaryIO | None:
-    """The file, marked until it is closed; `None` if the file system has no such locks, or another
-    program keeps the file for itself."""
+    """Open the file and mark it as in use until it is closed; `None` if the file system has no
+    such locks, or another program holds an exclusive one."""
     file = path.open("rb")
     for _ in range(_ATTEMPTS):
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             return file
-        except BlockingIOError:  # whoever asks whether it is held has it for a moment
+        except BlockingIOError:  # `is_held` locks it for a moment
             time.sleep(0.002)
         except OSError:
             break
@@ -184,11 +185,12 @@ def hold(path: Path) -> BinaryIO | None:
 
 
 def is_held(path: Path) -> bool:
+    """Whether a process has marked the file with `hold`."""
     with path.open("rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
         except OSError:
-            return False  # no locks here, so no process has one
+            return False  # no locks on this file system, so nobody holds one
     return False

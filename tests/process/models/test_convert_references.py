@@ -89,7 +89,7 @@ def test_a_gguf_is_said_to_need_no_conversion(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "m.gguf").touch()
-    with pytest.raises(ModelError, match="is a GGUF, which the worker takes as it is"):
+    with pytest.raises(ModelError, match="is a GGUF, which the worker serves unconverted"):
         found(ref)
 
 
@@ -139,7 +139,7 @@ def test_other_bytes_on_the_hub_are_not_what_the_file_was_made_of(
         ("hf:o/tiny::what=x", 2, "unknown option"),
         ("no-such-alias", 3, "is not in"),
         ("no/such/folder", 3, "does not exist"),
-        ("/dev/null", 3, "is no folder"),
+        ("/dev/null", 3, "is not a folder"),
         ("models.toml", 3, "the converter needs a folder"),
     ],
 )

@@ -119,7 +119,7 @@ async def test_a_full_queue_counts_no_time_without_work() -> None:
 
 async def test_a_request_that_never_has_room_is_told_no_time_to_come_back() -> None:
     async with supervised(slots=1, max_queued_requests=2) as supervisor:
-        with pytest.raises(InvalidRequest, match="3 answers at most"):
+        with pytest.raises(InvalidRequest, match="at most 3 answers"):
             supervisor.open(request("say x", "a"), n_more=3)
         await all_of(supervisor.open(request("say x", "a"), n_more=2))
 

@@ -173,7 +173,7 @@ def test_another_models_adapter_is_refused(base: Path, copy: Path, tmp_path: Pat
     save_file({name: values[:, :128] for name, values in weights.items()}, path)
     with pytest.raises(ModelError, match="adapts a weight of"):
         convert_adapter(copy, read_header(base), copy / "a.gguf")
-    with pytest.raises(ModelError, match="no LoRA adapter"):
+    with pytest.raises(ModelError, match="not a LoRA adapter"):
         check_adapter(read_header(base), read_header(base))
 
 
@@ -216,7 +216,7 @@ def test_names_go_by_the_familys_table(
 
 
 def test_a_file_in_place_of_the_folder_is_told(base: Path, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=f"{base} is no folder"):
+    with pytest.raises(ModelError, match=f"{base} is not a folder"):
         convert_adapter(base, read_header(base), tmp_path / "a.gguf")
 
 

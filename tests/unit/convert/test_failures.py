@@ -133,19 +133,19 @@ CASES: list[tuple[str, Damage, str]] = [
     ("llama", lambda f: (f / "model.safetensors").unlink(), "no .safetensors"),
     ("llama", lambda f: (f / "tokenizer.json").unlink(), "tokenizer"),
     ("llama", lambda f: (f / INDEX).write_text('{"weight_map": {}}'), "without any tensor"),
-    ("llama", lambda f: (f / TEMPLATE).symlink_to(f / "gone"), "jinja is a link to nothing"),
+    ("llama", lambda f: (f / TEMPLATE).symlink_to(f / "gone"), "jinja is a dangling link"),
     ("llama", lambda f: (f / TEMPLATE).write_bytes(b"{{ x }} \xff"), f"{TEMPLATE} is not UTF-8"),
-    ("llama", lambda f: (f / "generation_config.json").mkdir(), "config.json is no file"),
+    ("llama", lambda f: (f / "generation_config.json").mkdir(), "config.json is not a file"),
     *(
-        ("llama", partial(unlinked, name=name), f"{name} is a link to nothing")
+        ("llama", partial(unlinked, name=name), f"{name} is a dangling link")
         for name in ("config.json", "tokenizer.json", "model.safetensors")
     ),
     (
         "llama",
         lambda f: (f / "tokenizer.json").rename(f / "hy.tiktoken"),
-        "how hy.tiktoken is read",
+        "hy.tiktoken can be read only",
     ),
-    ("llama-shards", partial(unlinked, name=SHARD), f"{SHARD} is a link to nothing"),
+    ("llama-shards", partial(unlinked, name=SHARD), f"{SHARD} is a dangling link"),
     ("llama", config(architectures=["LlamaForCausalLn"]), "LlamaForCausalLM"),
     ("llama", config(intermediate_size=128), "shape"),
     ("llama", config(num_hidden_layers=3), "lacks tensor"),

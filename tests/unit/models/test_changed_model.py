@@ -36,15 +36,15 @@ def test_the_header_is_that_of_the_changed_file() -> None:
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("llama.block_count=float:2", "2.0 is no uint32"),
-        ("llama.block_count=int:-1", "-1 is no uint32"),
-        ("general.name=bool:true", "True is no string"),
-        ("tokenizer.ggml.tokens=str:a", "the file has a list there"),
+        ("llama.block_count=float:2", "2.0 is not a uint32"),
+        ("llama.block_count=int:-1", "-1 is not a uint32"),
+        ("general.name=bool:true", "True is not a string"),
+        ("tokenizer.ggml.tokens=str:a", "it is a list in the file"),
         ("general.alignment=int:64", "it describes the file"),
         ("split.count=int:2", "it describes the file"),
         ("llama.attention.head_count=int:99999", "99999, more than"),
         ("general.architecture=str:clip", "not a language model"),
-        ("llama.pooling_type=int:4", "no ranking head"),
+        ("llama.pooling_type=int:4", "without a ranking head"),
     ],
 )
 def test_what_llama_cpp_would_ignore_or_die_of_is_refused(override: str, words: str) -> None:
@@ -84,8 +84,8 @@ def test_vectors_are_scaled_added_up_and_cut_to_their_layers(tmp_path: Path) -> 
     ("file", "layers", "words"),
     [
         ("nowhere.gguf", None, "does not exist"),
-        ("model", None, "is no control vector"),
-        ("other", None, "is not one of"),
+        ("model", None, "is not a control vector"),
+        ("other", None, "is not for"),
         ("other", (1, 99), "last layer"),
     ],
 )

@@ -166,7 +166,7 @@ def test_weights_without_a_tokenizer_are_not_fetched(hub: Hub, tmp_path: Path) -
     """As Hunyuan publishes them."""
     files = {"config.json": b"{}", "model.safetensors": bytes(64), "hy.tiktoken": b""}
     hub.repos["o/ranks"] = Repo(files)
-    with pytest.raises(ModelError, match=r"it has none of .* \(how hy.tiktoken is read, Python"):
+    with pytest.raises(ModelError, match=r"has none of .* \(hy.tiktoken can be read only by"):
         fetch("hf:o/ranks", tmp_path / "cache")
     assert not any("model.safetensors" in request for request in hub.requests)
 
@@ -212,7 +212,7 @@ def test_an_index_cannot_name_files_elsewhere(hub: Hub, tmp_path: Path) -> None:
     hub.repos["o/w"] = Repo(
         {"config.json": b"{}", "model.safetensors.index.json": json.dumps(index).encode()}
     )
-    with pytest.raises(ModelError, match="odd shard"):
+    with pytest.raises(ModelError, match="invalid shard"):
         fetch("hf:o/w", tmp_path / "cache")
 
 

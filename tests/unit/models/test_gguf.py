@@ -178,9 +178,9 @@ def key(name: str, kind: int, raw: bytes) -> bytes:
         (b"GGUF" + struct.pack("<IQQ", 3, 0, 2**60), "metadata keys"),
         (b"GGUF" + struct.pack("<IQQ", 3, 0, 0), "no general.architecture"),
         (file_with([entry("a", [8], 0, 0), entry("a", [8], 0, 32)]), "'a' occurs twice"),
-        (file_with([entry("a", [8], 0, 0), entry("b", [8], 0, 0)]), "where 32 is next"),
-        (file_with([entry("a", [8], 0, 0), entry("b", [8], 0, 33)]), "where 32 is next"),
-        (file_with([entry("a", [8], 0, 2**63)]), "where 0 is next"),
+        (file_with([entry("a", [8], 0, 0), entry("b", [8], 0, 0)]), "instead of 32"),
+        (file_with([entry("a", [8], 0, 0), entry("b", [8], 0, 33)]), "instead of 32"),
+        (file_with([entry("a", [8], 0, 2**63)]), "instead of 0"),
         (file_with([entry("a", [8], 4, 0)]), "unknown type 4"),
         (file_with([entry("a", [33], 8, 0)]), "rows of 33 elements"),
         (file_with([entry("a", [0, 4], 0, 0)]), "impossible shape"),
@@ -219,7 +219,7 @@ def test_each_fault_is_named(tmp_path: Path, content: bytes, words: str) -> None
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"overrides": {"general.type": "adapter"}}, "of the type .adapter."),
+        ({"overrides": {"general.type": "adapter"}}, "its type is .adapter."),
         ({"tensors": False}, "vocabulary without weights"),
         ({"without": frozenset({"tokenizer.ggml.model"})}, "no tokenizer"),
         (

@@ -51,7 +51,7 @@ def test_a_checkpoint_of_pipes_is_none(folder: Path) -> None:
     (folder / "model").mkdir()
     for name in ("config.json", "tokenizer.json", "model.safetensors"):
         os.mkfifo(folder / "model" / name)
-    with pytest.raises(ModelError, match=r"tokenizer.json is no file"):
+    with pytest.raises(ModelError, match=r"tokenizer.json is not a file"):
         asyncio.run(asyncio.wait_for(resolve(Settings(cache_dir=folder / "cache"), "./model"), 60))
 
 

@@ -45,5 +45,5 @@ def test_a_named_one_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(ModelError, match=words):
             chosen(str(file), model)
-    with pytest.raises(ModelError, match="embeds texts"):
+    with pytest.raises(ModelError, match="takes only text"):
         chosen(str(random_projector("gemma3")), model, pooling="mean")

@@ -285,7 +285,7 @@ def test_an_index_names_weights_of_its_folder_alone(
     index = {"weight_map": {"token_embd": shard}}
     (checkpoint / "model.safetensors.index.json").write_text(json.dumps(index))
     error = refused(str(checkpoint), tmp_path / "cache")
-    assert isinstance(error, ModelError) and "odd shard" in error.message
+    assert isinstance(error, ModelError) and "invalid shard" in error.message
 
 
 def test_files_that_are_no_models(tmp_path: Path) -> None:
@@ -355,7 +355,7 @@ def test_gguf_files_split_ones_and_local_aliases(
     (tmp_path / "plain").mkdir()
     assert "no config.json." in refused("plain", tmp_path).message
     write_gguf(tmp_path / "plain/m.gguf")
-    hint = f"; a worker takes a GGUF of it by its path: {tmp_path / 'plain/m.gguf'}"
+    hint = f"; it holds GGUFs, which are served by path: {tmp_path / 'plain/m.gguf'}"
     assert f"no config.json{hint}." in refused("plain", tmp_path).message
     for name in ("mmproj-m.gguf", "n-00001-of-00002.gguf", "n-00002-of-00002.gguf"):
         write_gguf(tmp_path / "plain" / name)

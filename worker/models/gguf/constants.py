@@ -1,6 +1,6 @@
 """The gguf package's constants (keys, types, block sizes) without the rest of the package.
 
-NOTE: `import gguf` imports NumPy, for which the API process has no other use.
+NOTE: `import gguf` imports NumPy, which the API process does not use otherwise.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The form of all errors about a GGUF file's content, and what a file that is not a GGUF may be."""
+"""The form of all errors about a GGUF file's content, and guesses what another file may be."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from worker.errors import ModelError
 
 
 def check_magic(path: Path, head: bytes, size: int) -> None:
-    """Refuse a file that is not a GGUF, and say what it is."""
+    """Raises `ModelError` for a file that is not a GGUF, naming what it is instead.
+
+    `head` are the first 24 bytes, `size` is the file's.
+    """
     if head[:4] == b"GGUF":
         if size < 24:
             raise unusable(path, f"it ends after {size} bytes, inside the header of 24 bytes")
@@ -21,14 +24,14 @@ def check_magic(path: Path, head: bytes, size: int) -> None:
     elif start.startswith((b"<!doctype", b"<html")):
         what = "it is a web page; the download link did not lead to the file"
     elif head[:4] in (b"lmgg", b"tjgg", b"algg", b"fmgg"):
-        what = "it is in the old GGML format; convert the original model again"
+        what = "it is in the old GGML format; convert the original model to GGUF again"
     elif head[8:9] == b"{":
-        what = "it looks like SafeTensors; give its folder, which the worker converts by itself"
+        what = "it looks like SafeTensors; give its folder, which the worker converts"
     else:
         what = f"it begins with {head[:4].decode('latin-1')!r} instead of 'GGUF'"
     raise unusable(path, what)
 
 
 def unusable(path: Path, what: str) -> ModelError:
-    """The error for a file with wrong content; `what` completes its sentence."""
+    """The error for a file with invalid content; `what` completes its sentence."""
     return ModelError(f"{str(path)!r} is not a usable GGUF file: {what}.", path=str(path))

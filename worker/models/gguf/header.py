@@ -1,8 +1,8 @@
 """The facts about a model in its GGUF file: architecture, sizes, names.
 
 Runs in any thread of any process, on bytes that `layout` has checked. Nothing is guessed and
-nothing has a default: what the file does not say is `None`. `servable` refuses a file without what
-the worker needs.
+nothing has a default: a value that the file lacks is `None`. `servable` refuses a file without the
+values that the worker needs.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ TOKENIZER_KINDS = {
     "bert": "gguf-wpm",
     "t5": "gguf-ugm",
 }
-"""By the file's own word, where ours is another one."""
+"""Our names of tokenizers by the file's; any other is `gguf-` and the file's name."""
 
 _TYPES = {bool: "bool", int: "int64", float: "float32", str: "string"}
-"""GGUF's types for given values whose keys the file does not have."""
+"""GGUF types of overrides whose keys the file does not have."""
 _PART = re.compile(r"(?P<stem>.*[^/])-\d{5}-of-(?P<count>\d{5})\.gguf")
 
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader(GgufLayout):
-    """Everything before the weights, for all parts of a split model together: the sizes and the
-    tensors are those of all parts, the rest is the first one's."""
+    """Everything before the weights of a model. If it is split, sizes and tensors are those of all
+    parts together, the rest is from the first part."""
 
     parts: tuple[Path, ...]
-    """All files of the model, the first one first; only `path` if it is not split."""
+    """All files of the model in order; only `path` if it is not split."""
     architecture: str
     name: str | None
     quant_kind: str
@@ -56,12 +56,12 @@ class GgufHeader(GgufLayout):
     embedding_length: int | None
     block_count: int | None
     head_count: int | None
-    """If layers differ, that of the layer with the most heads; the same for `head_count_kv`."""
+    """The largest of any layer, if they differ; likewise for `head_count_kv`."""
     head_count_kv: int | None
     chat_template: str | None
     pooling: str | None
     overridden: dict[str, Scalar]
-    """Values of the metadata that were given instead of the file's own, or in addition to them."""
+    """Metadata values that replace those of the file, or are added to them."""
 
     def summary(self) -> dict[str, Scalar]:
         """The metadata in the file's order, each array as `[n items]`."""
@@ -71,7 +71,7 @@ class GgufHeader(GgufLayout):
         }
 
     def named_template(self, name: str | None = None) -> str | None:
-        """The chat template of this name (`tool_use`…), or the default one."""
+        """The chat template of this name (`tool_use`…), or the default one; `None` without it."""
         if name is None:
             return self.chat_template
         text = self.metadata.get(f"tokenizer.chat_template.{name}")
@@ -91,14 +91,14 @@ class GgufHeader(GgufLayout):
 
     @property
     def lengths_differ(self) -> bool:
-        """Whether rotary angles depend on the longest sequence that a context allows."""
+        """Whether rotary angles depend on a context's longest allowed sequence (LongRoPE)."""
         return any("rope_factors_long" in tensor.name for tensor in self.tensors)
 
 
 def read_header(path: Path | str) -> GgufHeader:
     """Read and check a GGUF's header, metadata and tensor table, for every part if it is split.
 
-    Raises `ModelError` with one sentence that names the file and the first fault.
+    Raises `ModelError` naming the file and the first fault.
     """
     path = Path(path)
     layout = read_layout(path)
@@ -108,13 +108,13 @@ def read_header(path: Path | str) -> GgufHeader:
 
 
 def packed(header: GgufHeader) -> bytes:
-    """The header as data for another process, which unpacks it with `current_header`."""
+    """The header as bytes for another process, which unpacks them with `current_header`."""
     return msgspec.msgpack.encode(header, enc_hook=os.fsencode)
 
 
 def current_header(known: bytes | None, path: Path) -> GgufHeader:
-    """The header that is known, while the model's files are those that it was read from; else it
-    is read anew."""
+    """The `known` header, if the model's files have not changed since it was read; else it is read
+    again."""
     if known is not None:
         header = msgspec.msgpack.decode(known, type=GgufHeader, dec_hook=_path)
         if header.path == path and tuple(map(version_of, header.parts)) == header.read_from:
@@ -132,8 +132,7 @@ def parts_beside(path: Path) -> list[Path]:
 
 
 def split_names(name: str) -> tuple[str, ...]:
-    """The names of all parts if `name` is a part of a split model, else `name` alone; llama.cpp
-    defines them."""
+    """The names of all parts if `name` is one by llama.cpp's naming, else `name` alone."""
     match = _PART.fullmatch(name)
     if match is None:
         return (name,)
@@ -173,7 +172,7 @@ def _header_of(layout: GgufLayout) -> GgufHeader:
 def with_metadata(header: GgufHeader, values: Mapping[str, Scalar]) -> GgufHeader:
     """The header as if its file had these values; `{arch}` in a key stands for its architecture.
 
-    Raises `ConfigError` if the file has a value of another type, or llama.cpp would not read it.
+    Raises `ConfigError` for a key that cannot be overridden, or a value of another type.
     """
     if not values:
         return header
@@ -185,10 +184,10 @@ def with_metadata(header: GgufHeader, values: Mapping[str, Scalar]) -> GgufHeade
         kind = types.setdefault(key, _TYPES[type(value)])
         if kind == "array":
             _refuse_override(
-                key, "the file has a list there, which llama.cpp takes from nowhere else"
+                key, "it is a list in the file, and llama.cpp reads lists from the file alone"
             )
         if not fits(kind, value):
-            _refuse_override(key, f"{value!r} is no {kind}, which the file has there")
+            _refuse_override(key, f"{value!r} is not a {kind}, the type in the file")
     changed = _header_of(replace(header, metadata={**header.metadata, **given}, types=types))
     pooling_key = constants().Keys.LLM.POOLING_TYPE.format(arch=changed.architecture)
     return replace(
@@ -247,13 +246,13 @@ def _join_parts(header: GgufHeader, count: int) -> GgufHeader:
 @cache
 def _file_types() -> dict[int, str]:
     names = {int(t): re.sub("^(MOSTLY|ALL)_", "", t.name) for t in constants().LlamaFileType}
-    # NOTE: the pinned llama.cpp knows it, the released gguf package does not yet.
+    # NOTE: the pinned llama.cpp knows this type; the released gguf package does not yet.
     names.setdefault(41, "Q2_0")
     return names
 
 
 def _quant_kind(file_type: int | None, tensors: tuple[TensorEntry, ...]) -> str:
-    """The quantization that the file states; otherwise the type of most bytes."""
+    """The quantization that the file states, else the tensor type with the most bytes."""
     name = _file_types().get(file_type) if file_type is not None else None
     if name is not None and name != "GUESSED":
         return name

@@ -1,4 +1,4 @@
-"""A parser for one GGUF file with limits on everything, which reads into a small buffer.
+"""A parser for one GGUF file that limits everything and reads into a small buffer.
 
 Runs in any thread of any process (the start of the API process, the engine's preflight, the
 converter's checks). It knows only the container format: magic, counts, key/value pairs, tensor
@@ -6,10 +6,10 @@ table, alignment. `header` interprets the keys.
 
 The file is untrusted. Every count, length and offset is checked against the file's size before it
 is used, arrays are skipped without building Python objects, and the number of items of each kind is
-limited: a hostile file costs neither memory nor minutes. The file is not mapped, because a mapped
-file that is cut meanwhile would end the process. A file that is accepted here passes the checks of
-llama.cpp's own reader, which is stricter than the format in one point: tensors must follow each
-other without gaps.
+limited: a hostile file costs neither memory nor minutes. The file is not mapped, because truncating
+a mapped file would kill the process. A file that is accepted here passes the checks of llama.cpp's
+own reader, which is stricter than the format in one point: tensors must follow each other without
+gaps.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ Scalar = int | float | bool | str
 MAX_KEYS = 65_536
 MAX_KEY_BYTES = 65_535
 MAX_STRING_BYTES = 16 * 2**20
-"""The most bytes of one string; the longest real ones are chat templates of some 100 kB."""
+"""Of one string; the longest real ones are chat templates of some 100 kB."""
 MAX_STRINGS = 2**23
-"""The most items in all arrays of one file; the largest real vocabularies with merges have 1e6."""
+"""In all arrays of one file; the largest real vocabularies with their merges have 1e6."""
 MAX_ARRAY_ITEMS = 2**30
 MAX_TENSORS = 131_072
 MAX_TENSOR_NAME_BYTES = 63
@@ -67,13 +67,13 @@ _NUMBERS = {
 
 
 def fits(kind: str, value: Scalar) -> bool:
-    """Whether this type of GGUF's can hold the value as it is."""
+    """Whether this GGUF type can hold the value unchanged."""
     if isinstance(value, str):
         return kind == "string"
     if isinstance(value, bool):
         return kind == "bool"
     if isinstance(value, float):
-        return kind == "float32"  # llama.cpp reads no others
+        return kind == "float32"  # the only one that llama.cpp reads as a number with a fraction
     if "int" not in kind:
         return False
     form = next(form for name, form in _NUMBERS.values() if name == kind)
@@ -86,7 +86,7 @@ def fits(kind: str, value: Scalar) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class GgufArray:
-    """The place of an array in the metadata; its items are read only on request."""
+    """The position of an array in the metadata; its items are read only on request."""
 
     path: Path
     item_type: str
@@ -97,7 +97,7 @@ class GgufArray:
         return f"[{self.length} items]"
 
     def read(self) -> list[Scalar]:
-        """Read all items from the file, as it is now."""
+        """Read all items from the file as it is now."""
         if self.item_type == "string":
             return [raw.decode("utf-8", errors="replace") for raw in self.read_bytes()]
         form = next(form for name, form in _NUMBERS.values() if name == self.item_type)
@@ -106,7 +106,7 @@ class GgufArray:
         return [value for (value,) in form.iter_unpack(raw)]
 
     def read_bytes(self) -> Iterator[bytes]:
-        """The strings of an array of strings, as bytes."""
+        """The items of an array of strings, undecoded."""
         assert self.item_type == "string"
         with _reader(self.path, self.offset) as reader:
             read, unpack = reader.file.read, _U64.unpack
@@ -123,29 +123,29 @@ class GgufArray:
 
 @dataclass(frozen=True, slots=True)
 class GgufLayout:
-    """One checked file. In the keys of its look-ups, `{arch}` stands for its architecture."""
+    """One checked file. `{arch}` in the keys of `unsigned` and `largest` is its architecture."""
 
     path: Path
     version: int
     size_bytes: int
     read_from: tuple[FileVersion, ...] = field(compare=False)
-    """The file as it was when it was opened."""
+    """The version of the file when it was opened."""
     metadata: dict[str, Scalar]
     """Without arrays."""
     types: dict[str, str]
-    """GGUF type of each metadata key."""
+    """GGUF type of each metadata key, in the file's order."""
     arrays: dict[str, GgufArray]
     tensors: tuple[TensorEntry, ...]
 
     def text(self, key: str) -> str | None:
-        """A text that is not empty; the file is refused if the key has another type."""
+        """A string; `None` if absent or empty. Raises `ModelError` if it has another type."""
         kind = self.types.get(key, "string")
         if kind != "string":
             raise unusable(self.path, f"{key} is a {kind} where a string is needed")
         return str(self.metadata.get(key, "")) or None
 
     def unsigned(self, key: str) -> int | None:
-        """A whole number from 0 on; the file is refused if it is anything else."""
+        """A whole number from 0; `None` if absent. Raises `ModelError` if it is anything else."""
         key = self._filled_in(key)
         if key not in self.types:
             return None
@@ -155,7 +155,7 @@ class GgufLayout:
         return value
 
     def largest(self, key: str) -> int | None:
-        """A number for all layers, or the largest of one number per layer."""
+        """As `unsigned`, or the largest if the file has a list with one number per layer."""
         key = self._filled_in(key)
         array = self.arrays.get(key)
         if array is None:
@@ -165,7 +165,7 @@ class GgufLayout:
         return max(int(value) for value in array.read())
 
     def _filled_in(self, key: str) -> str:
-        # A hostile name has braces, and a key may be filled in twice.
+        # Not `format`: a hostile name may have braces, and a key may be filled in twice.
         architecture = self.metadata.get(constants().Keys.General.ARCHITECTURE)
         return key.replace("{arch}", str(architecture))
 
@@ -180,7 +180,7 @@ def read_layout(path: Path) -> GgufLayout:
 
 @contextmanager
 def _reader(path: Path, position: int = 0) -> Iterator[_Reader]:
-    """A reader at a position of the file; raises `ModelError` if the file cannot be read."""
+    """Open a reader at a position of the file; raises `ModelError` if it cannot be read."""
     try:
         with open(path, "rb", _BUFFER_BYTES, opener=_open_at_once) as file:
             status = os.fstat(file.fileno())
@@ -206,7 +206,7 @@ def _open_at_once(path: str, flags: int) -> int:
 
 
 class _Reader:
-    """A position in the file that never leaves it."""
+    """Reads forward from a position, which never leaves the file."""
 
     def __init__(self, path: Path, file: IO[bytes], size: int, position: int) -> None:
         self.path = path
@@ -225,7 +225,7 @@ class _Reader:
         return self.fault("it became shorter while it was read")
 
     def need(self, n_bytes: int, what: str) -> None:
-        """Check that the next bytes exist, before memory is taken for them."""
+        """Check that the next bytes exist, before memory is allocated for them."""
         if n_bytes > self.size - self.position:
             raise self.fault(
                 f"{what} needs {n_bytes} bytes at offset {self.position}, "
@@ -250,7 +250,7 @@ class _Reader:
         return value
 
     def string(self, what: str) -> str:
-        """A text value; bytes that are not UTF-8 are replaced."""
+        """A string value; bytes that are not UTF-8 are replaced."""
         length = self.number(_U64, f"the length of {what}")
         if length > MAX_STRING_BYTES:
             raise self.fault(
@@ -259,7 +259,7 @@ class _Reader:
         return self.take(length, what).decode("utf-8", errors="replace")
 
     def name(self, what: str, limit: int) -> str:
-        """The name of a key or tensor; UTF-8, as replaced bytes could make two names equal."""
+        """The name of a key or tensor. It must be UTF-8: replaced bytes could make names equal."""
         length = self.number(_U64, f"the length of {what}")
         if not 0 < length <= limit:
             raise self.fault(f"{what} is {length} bytes long instead of 1 to {limit}")
@@ -379,8 +379,8 @@ class _Reader:
 
 
 def _whole_strings(block: bytes, most: int) -> tuple[int, int]:
-    """The number of strings, `most` at most, whose length is in the block, and the last one's end,
-    which may lie behind the block."""
+    """The number of strings, at most `most`, whose length is in the block, and the end of the last,
+    which may lie after the block."""
     unpack, end = _U64.unpack_from, 0
     for n_strings in range(most):
         try:

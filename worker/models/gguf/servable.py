@@ -1,7 +1,7 @@
 """Refuses a well-formed GGUF that the engine cannot run, before a native loader sees it.
 
-Runs in any thread of any process. With most of these faults, llama.cpp would not report an error
-but end its process, by an assertion or an exception that cannot be caught.
+Runs in any thread of any process. For most of these faults, llama.cpp would not report an error but
+end the process, by an assertion or an exception that cannot be caught.
 """
 
 from __future__ import annotations
@@ -17,54 +17,55 @@ from worker.models.gguf.layout import MAX_BLOCKS, GgufArray, Scalar
 MAX_EXPERTS = 1024
 """llama.cpp's own limit on the experts of a layer."""
 MAX_HEADS = 2**15 - 1
-"""Of head counts and lengths of a head: llama.cpp multiplies them in 32 bits, and a product that
-wraps around passes its comparison with the tensors."""
+"""The limit of head counts and head lengths: llama.cpp multiplies them in 32 bits, and a product
+that wraps around passes the comparison with the tensors."""
 
 NOT_COMPUTED = frozenset({"I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K"})
-"""Types that no matrix may have: llama.cpp loads them, and has no function that computes them."""
+"""Types that no matrix may have: llama.cpp loads them but cannot compute with them."""
 _INDICES = ".ffn_gate_tid2eid."
-"""In the name of a matrix that is looked up, not computed: its type is whole numbers."""
+"""Part of the name of a lookup table, which has integers and takes part in no product."""
 _PLAIN = frozenset({"F32", "F16", "BF16"})
-"""Types that a norm or a bias may have: they are added and multiplied one by one."""
+"""Types that a norm or a bias may have: it is used element by element."""
 
 _NOT_ROTATED = frozenset(
     "bloom glm5-next gpt2 gptj jais jamba jina-bert-v2 kimi-k3 kimi-linear mamba mamba2 mpt "
     "nemotron_h nemotron_h_moe refact t5encoder".split()
 )
 """Architectures with the rope type `NONE` in llama.cpp (`llama_model_rope_type`): they rotate
-nothing, and a file may say so."""
+nothing, so their files may state 0 rotated dimensions."""
 
 NOT_DECODED = {
     "clip": "it holds an image encoder, not a language model",
     "wavtokenizer-dec": "it holds a speech decoder, not a language model",
-    "t5": "it is an encoder-decoder model; the worker serves those that only decode or embed",
+    "t5": "it is an encoder-decoder model; the worker serves models that only decode or embed",
     **dict.fromkeys(
         ("dream", "llada", "llada-moe", "rnd1"),
-        "it is a diffusion model; the worker serves models that decode one token after the other",
+        "it is a diffusion model; the worker serves models that decode one token after another",
     ),
 }
-"""Architectures that llama.cpp loads but this engine cannot run, each with what it is."""
+"""Why this engine cannot run an architecture that llama.cpp loads."""
 
 
 def check_servable(header: GgufHeader) -> None:
+    """Raises `ModelError` naming the first reason why the engine cannot run this model."""
     path = header.path
     kind = header.metadata.get(constants().Keys.General.TYPE, "model")
     if kind != "model":
-        raise unusable(path, f"it is of the type {kind!r}; give the model that it belongs to")
+        raise unusable(path, f"its type is {kind!r}; give the model that it belongs to")
     if header.architecture in NOT_DECODED:
         raise unusable(path, NOT_DECODED[header.architecture])
     if not header.tensors:
         raise unusable(path, "it holds a vocabulary without weights")
     tokens = header.arrays.get(constants().Keys.Tokenizer.LIST)
     if header.tokenizer_kind is None or tokens is None or not tokens.length:
-        raise unusable(path, "it has no tokenizer that the worker could use")
+        raise unusable(path, "it has no tokenizer that the worker can use")
     for key in ("context_length", "embedding_length", "block_count"):
         if not getattr(header, key):
             raise unusable(path, f"it has no {header.architecture}.{key} above 0")
     if header.block_count is not None and header.block_count > MAX_BLOCKS:
         raise unusable(path, f"it claims {header.block_count} layers, more than {MAX_BLOCKS}")
     for key, value in header.metadata.items():
-        # Native code asserts this while it computes.
+        # llama.cpp asserts this while it computes.
         if key.endswith("_epsilon") and not (isinstance(value, float) and 0 <= value < math.inf):
             raise unusable(path, f"{key} is {value}, not a number from 0 on")
     check_types(header)
@@ -75,7 +76,10 @@ def check_servable(header: GgufHeader) -> None:
 
 
 def check_overridden(header: GgufHeader, values: Mapping[str, Scalar]) -> GgufHeader:
-    """The header with these values in place of the file's, checked again if there are any."""
+    """The header with these values in place of the file's, checked again if there are any.
+
+    Raises as `with_metadata` and `check_servable` do.
+    """
     changed = with_metadata(header, values)
     if values:
         check_servable(changed)
@@ -83,28 +87,28 @@ def check_overridden(header: GgufHeader, values: Mapping[str, Scalar]) -> GgufHe
 
 
 def check_types(header: GgufHeader) -> None:
-    """Refuse weights of a type that llama.cpp would load and die of when it computes."""
+    """Refuse tensors whose type llama.cpp would load, and then abort on when it computes."""
     for tensor in header.tensors:
         if tensor.type_name in NOT_COMPUTED and _INDICES not in tensor.name:
-            what = "nothing computes"
+            what = "with which llama.cpp cannot compute"
         elif len(tensor.shape) == 1 and tensor.type_name not in _PLAIN:
-            what = "is for matrices only"
+            what = "which is only for matrices"
         else:
             continue
         raise unusable(
-            header.path, f"tensor {tensor.name!r} is of the type {tensor.type_name}, which {what}"
+            header.path, f"tensor {tensor.name!r} has the type {tensor.type_name}, {what}"
         )
 
 
 def _check_head(header: GgufHeader) -> None:
-    """Without a head that makes one number of a text, llama.cpp ranks by another of its numbers."""
+    """Refuse a reranker without a head of one output: llama.cpp would rank by another number."""
     has_head = any(
         tensor.name == "cls.output.weight"
         or (tensor.name == "cls.weight" and tensor.n_elements == header.embedding_length)
         for tensor in header.tensors
     )
     if header.pooling == "rank" and not has_head:
-        raise unusable(header.path, "it is to rank, and has no ranking head (cls.output.weight)")
+        raise unusable(header.path, "it is a reranker without a ranking head (cls.output.weight)")
 
 
 def _check_attention(header: GgufHeader) -> None:
@@ -128,7 +132,7 @@ def _check_attention(header: GgufHeader) -> None:
         raise unusable(header.path, "it has attention layers, but no attention heads")
     rotated, length = header.largest(constants().Keys.Rope.DIMENSION_COUNT), _key_length(header)
     if rotated == 0 and header.head_count and header.architecture not in _NOT_ROTATED:
-        # Native code would compute on for ever.
+        # llama.cpp would compute forever.
         raise unusable(header.path, "it rotates no dimension of its attention heads")
     if rotated is not None and length is not None and rotated > length:
         raise unusable(
@@ -137,7 +141,7 @@ def _check_attention(header: GgufHeader) -> None:
 
 
 def _key_length(header: GgufHeader) -> int | None:
-    """Length of a head's keys; `None` where neither the file nor llama.cpp's default says it."""
+    """Length of a head's keys; `None` if neither the file nor llama.cpp's default says it."""
     keys = constants().Keys.Attention
     stated = header.largest(keys.KEY_LENGTH)
     if stated is not None or not header.embedding_length or not header.head_count:
@@ -151,7 +155,7 @@ def _check_experts(header: GgufHeader) -> None:
     count = header.largest(keys.EXPERT_COUNT) or 0
     used = header.largest(keys.EXPERT_USED_COUNT) or 0
     if count <= 1 and header.architecture.startswith("hunyuan"):
-        return  # llama.cpp ignores both there: a dense model's configuration may name one expert
+        return  # llama.cpp ignores both: a dense model's configuration may have one expert
     if count > MAX_EXPERTS:
         raise unusable(header.path, f"it claims {count} experts a layer, more than {MAX_EXPERTS}")
     if used > count or (count and not used):
@@ -159,7 +163,8 @@ def _check_experts(header: GgufHeader) -> None:
 
 
 def _check_vocabulary(header: GgufHeader, tokens: GgufArray) -> None:
-    """Check that lists beside the vocabulary have its length, and that ids are inside it."""
+    """Check that the lists beside the vocabulary are long enough, that all of its texts differ, and
+    that a SentencePiece vocabulary has all bytes."""
     keys = constants().Keys.Tokenizer
     for key, item_types in ((keys.SCORES, ("float32", "int32")), (keys.TOKEN_TYPE, ("int32",))):
         array = header.arrays.get(key)
@@ -171,7 +176,7 @@ def _check_vocabulary(header: GgufHeader, tokens: GgufArray) -> None:
                 f"{key} holds {array.length} {array.item_type} values "
                 f"beside a vocabulary of {tokens.length}",
             )
-    # Texts as native code sees them: up to the first NUL; an empty one gets a unique name.
+    # As llama.cpp reads them: a text ends at its first NUL, an empty one gets a unique name.
     seen = (raw.partition(b"\0")[0] for raw in tokens.read_bytes())
     distinct = {raw or b"[EMPTY_%d]" % id for id, raw in enumerate(seen)}
     if len(distinct) != tokens.length:
@@ -186,8 +191,8 @@ def _check_vocabulary(header: GgufHeader, tokens: GgufArray) -> None:
 
 
 def missing_byte(tokens: Set[bytes]) -> int | None:
-    """The first byte of UTF-8 that has no token. SentencePiece falls back to them for characters
-    that are no tokens, and llama.cpp ends its process at a text that needs a missing one."""
+    """The first byte that occurs in UTF-8 and has no token; `None` if all have one. SentencePiece
+    falls back to byte tokens, and llama.cpp aborts if a text needs one that is missing."""
     bytes_of_texts = (*range(0xC0), *range(0xC2, 0xF5))
     missing = (b for b in bytes_of_texts if tokens.isdisjoint((b"<0x%02X>" % b, bytes([b]))))
     return next(missing, None)

@@ -35,7 +35,7 @@ def tensor_types() -> dict[int, tuple[str, int, int]]:
     """For each GGML type number: name, elements per block, bytes per block."""
     sizes = constants().GGML_QUANT_SIZES
     types = {int(t): (str(t.name), *sizes[t]) for t in constants().GGMLQuantizationType}
-    # NOTE: the pinned llama.cpp loads it, the released gguf package does not list it yet.
+    # NOTE: the pinned llama.cpp loads this type; the released gguf package does not list it yet.
     types.setdefault(42, ("Q2_0", 64, 18))
     return types
 
@@ -43,7 +43,8 @@ def tensor_types() -> dict[int, tuple[str, int, int]]:
 def place_tensors(
     path: Path, rows: Iterable[Row], *, data_offset: int, alignment: int, size: int
 ) -> tuple[TensorEntry, ...]:
-    """Check that tensors have known types and whole blocks, in the file, in order, without gaps."""
+    """The entries of the rows; raises `ModelError` unless all have known types and whole blocks and
+    lie inside the file, in order and without gaps."""
     seen: set[str] = set()
     placed: list[TensorEntry] = []
     expected = 0
@@ -55,7 +56,7 @@ def place_tensors(
         if offset != expected:
             raise unusable(
                 path,
-                f"tensor {name!r} lies at offset {offset} of the data where {expected} is next",
+                f"tensor {name!r} lies at offset {offset} of the data instead of {expected}",
             )
         start = data_offset + offset
         if start + n_bytes > size:

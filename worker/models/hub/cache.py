@@ -1,19 +1,19 @@
-"""Where downloads lie on this disk, and which of them are whole.
+"""Where downloads lie on this disk, and which of them are complete.
 
 Blocking; runs in the download's thread. The layout is huggingface_hub's own, so its tools work on
 it (`HF_HUB_CACHE=<cache>/hub hf cache ls`):
 
     <cache>/hub/models--owner--name/
         refs/<revision>             the commit of the last complete download of a branch or tag
-        revisions/<revision>        the same, where the commit's files are in the user's cache
+        revisions/<revision>        the same, if the commit's files are in the user's own cache
         snapshots/<commit>/<file>   links to the blobs
         blobs/<etag>                the contents, each under its SHA-256 (small ones: Git's hash)
-        blobs/<etag>.incomplete     what has come of a large file that is still on its way
+        blobs/<etag>.incomplete     the received part of a large file whose download is not finished
         files/<commit>              names and sizes of all files that the hub has, here or not
 
-A blob's name is what its content must hash to, so a damaged file is found without a record of its
-own. Hashes are remembered while the file is untouched. Files in the user's own cache of the hub
-(`HF_HUB_CACHE`) are read as well, and never changed.
+A blob's name is the hash of its content, so a damaged file is found without another record. Hashes
+are cached while the file is untouched. Files in the user's own cache of the hub (`HF_HUB_CACHE`)
+are read as well, and never changed.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class RepoCache:
         self.root = self.hub_dir / self.folder
 
     def commit_of(self, revision: str) -> str | None:
-        """The commit of a revision, or its last known commit."""
+        """The commit that a revision is, or was at its last download; `None` if unknown."""
         if COMMIT.fullmatch(revision):
             return revision
         users = Path(constants.HF_HUB_CACHE) / self.folder / "refs"
@@ -64,12 +64,12 @@ class RepoCache:
         return None
 
     def remember_commit(self, revision: str, commit: str) -> None:
-        """Record the commit of a branch or tag, once all its files are here. Where nothing can be
+        """Record the commit of a branch or tag, once all its files are here. If that cannot be
         written, the next start needs the hub."""
         if revision == commit or self.commit_of(revision) == commit:
             return
-        # In a commit's absence, as where the user's own cache has its files, huggingface_hub would
-        # take the repository for damaged.
+        # If `refs` named a commit whose files are only in the user's own cache, huggingface_hub
+        # would consider the repository damaged.
         is_here = self.snapshot(commit).is_dir()
         with contextlib.suppress(OSError):
             for folder in ("refs", "revisions"):
@@ -80,7 +80,7 @@ class RepoCache:
                     path.unlink(missing_ok=True)
 
     def files_of(self, commit: str) -> dict[str, int | None] | None:
-        """The names of all files of a commit and their sizes, as the hub told them."""
+        """The names and sizes of all files of a commit as the hub listed them, if known."""
         try:
             return msgspec.json.decode(
                 (self.root / "files" / commit).read_bytes(), type=dict[str, int | None]
@@ -89,19 +89,19 @@ class RepoCache:
             return None
 
     def remember_files(self, commit: str, files: Mapping[str, int | None]) -> None:
-        with contextlib.suppress(OSError):  # as with a commit
+        with contextlib.suppress(OSError):  # as in `remember_commit`
             write_whole(self.root / "files" / commit, msgspec.json.encode(files))
 
     def snapshot(self, commit: str) -> Path:
         return self.root / "snapshots" / commit
 
     def _hub_dirs(self) -> tuple[Path, Path]:
-        """The worker's own, and the user's."""
+        """The worker's own cache, and the user's."""
         return self.hub_dir, Path(constants.HF_HUB_CACHE)
 
     def find_all(self, commit: str, names: Sequence[str], pin: str | None) -> list[Path] | None:
-        """A model's files, intact and from one cache, or `None`; `pin` is the SHA-256 of the only
-        file.
+        """A model's files, intact and all from one cache, or `None`. `pin` is the SHA-256 of the
+        file, if there is only one.
 
         The worker's own cache comes first, then the user's cache of the hub.
         """
@@ -114,7 +114,7 @@ class RepoCache:
     def find(
         self, commit: str, name: str, pin: str | None = None, hub_dir: Path | None = None
     ) -> Path | None:
-        """A file of a cache, by default the worker's own, if it is there and intact."""
+        """A file of a cache, by default the worker's own; `None` unless it is there and intact."""
         folder = hub_dir or self.hub_dir
         found = try_to_load_from_cache(self.repo, name, cache_dir=folder, revision=commit)
         path = Path(found) if isinstance(found, str) else None
@@ -122,9 +122,9 @@ class RepoCache:
         return path if path and _has_size(path, size) and self.is_intact(path, pin) else None
 
     def find_checkpoint(self, commit: str) -> Path | None:
-        """A SafeTensors snapshot of one cache with all files that the hub has of it, or `None`."""
+        """A folder of one cache with the commit's complete SafeTensors checkpoint, or `None`."""
         listed = self.files_of(commit)
-        # What others have fetched may be a part: without a list, nobody knows.
+        # Other programs may have fetched only a part, which without the list nobody can know.
         for hub_dir in self._hub_dirs() if listed is not None else (self.hub_dir,):
             folder = hub_dir / self.folder / "snapshots" / commit
             with contextlib.suppress(ModelError):
@@ -136,9 +136,9 @@ class RepoCache:
         return None
 
     def is_intact(self, path: Path, pin: str | None = None) -> bool:
-        """Whether a cached file has the content that its blob's name and `pin` demand.
+        """Whether a cached file's content agrees with its blob's name and `pin`.
 
-        If a mirror names blobs in its own way, or the file is a copy because links are not
+        If a mirror does not name blobs by their hash, or the file is a copy because links are not
         possible, there is no such name to check.
         """
         # NOTE: follow one link only: a blob may itself be a link into a store shared by
@@ -154,14 +154,14 @@ class RepoCache:
 
 
 def _has_size(path: Path, size: int | None) -> bool:
-    """Whether a file is there, and of this size, if that is known."""
+    """Whether a file exists and has this size, if that is known."""
     return path.exists() and size in (None, path.stat().st_size)
 
 
 def content_matches(
     path: Path, etag: str, pin: str | None = None, cache_dir: Path | None = None
 ) -> bool:
-    """Whether a file's content agrees with an ETag, if that is a hash, and a pinned SHA-256."""
+    """Whether a file's content agrees with a pinned SHA-256, and with an ETag that is a hash."""
     expected = {pin, etag if _SHA256.fullmatch(etag) else None} - {None}
     if expected and expected != {sha256_of_file(path, cache_dir)}:
         return False
@@ -169,6 +169,7 @@ def content_matches(
 
 
 def _git_hash(path: Path) -> str:
+    """Git's object id of a file's content."""
     digest = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: digest).hexdigest()

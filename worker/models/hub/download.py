@@ -1,7 +1,7 @@
 """Downloads a hub reference as verified files.
 
-`download` runs on the API process's event loop and works in a daemon thread, so a worker that is
-told to stop exits at once. A later start resumes the download.
+`download` runs on the API process's event loop and works in a daemon thread, so a worker exits at
+once when it is stopped. A later start resumes the download.
 
 If all files of a pinned commit are here, no network call is made. A branch or tag is looked up at
 each start, and its commit is recorded only when all its files are here. If the hub or its storage
@@ -41,7 +41,7 @@ class Downloaded:
     path: Path
     commit: str
     projector: Path | None = None
-    """What makes a GGUF of the repository see and hear, if it was asked for and there is one."""
+    """The GGUF's projector for pictures and sounds, if one was wanted and the repository has it."""
 
 
 async def download(
@@ -56,9 +56,9 @@ async def download(
 ) -> Downloaded:
     """Download what `ref` names; raises `DownloadError`, or `ModelError` if it names no model.
 
-    With `safetensors_only`, a GGUF counts as no model and is not downloaded. Of one model's
-    quantisations the one is taken that suits the bytes of `room`; without it a file must be named.
-    With `projector`, the smallest one that the repository has for a GGUF comes with it.
+    With `safetensors_only`, GGUFs are not considered models. Of one model's quantisations, the one
+    that suits the bytes returned by `room` is chosen; without `room`, a file must be named. With
+    `projector`, a GGUF's smallest projector is downloaded with it.
     """
     loop = asyncio.get_running_loop()
 
@@ -93,7 +93,7 @@ class _Download:
         return self.ref.revision or DEFAULT_REVISION
 
     def run(self) -> Downloaded:
-        """The files that the hub has now, or those of the last complete download."""
+        """The files of the current commit, or of the last complete download if the hub is away."""
         known = self.in_cache(self.revision) if self.ref.is_pinned else None
         if known is not None:
             return known
@@ -116,7 +116,7 @@ class _Download:
             return known
 
     def newest(self) -> Downloaded:
-        """The files that the hub has now."""
+        """The files of the revision's current commit, by the hub."""
         try:
             got = self.gguf(self.ref.file) if self.ref.file is not None else self.repository()
         except OSError as error:
@@ -130,14 +130,14 @@ class _Download:
         return got
 
     def in_cache(self, commit: str) -> Downloaded | None:
-        """The files of the reference at a commit, or `None` unless all are here."""
+        """The reference's files at a commit; `None` unless all are here."""
         file, files = self.ref.file, self.cache.files_of(commit) or {}
         if file is None:
             if folder := self.checkpoint(commit):
                 return Downloaded(folder, commit)
             try:
                 file = self.one_gguf(files)
-            except ModelError:  # it has none, or the checkpoint is not whole
+            except ModelError:  # there is none, or an incomplete checkpoint
                 return None
         paths = self.cache.find_all(commit, split_names(file), self.sha256)
         name = self.projector_of(file, files)
@@ -147,7 +147,8 @@ class _Download:
     def gguf(self, file: str, commit: str | None = None) -> Downloaded:
         """One GGUF, whole or in parts, and its projector."""
         paths, commit = self.fetch(split_names(file), commit or self.revision, self.sha256)
-        # Also where no projector is wanted now: a later start may, and a pinned one asks no more.
+        # Listed even if no projector is wanted now: a later start may want one, and for a pinned
+        # commit it does not ask the hub.
         files = self.cache.files_of(commit) or self.list_files(commit)[1]
         projector = None
         if name := self.projector_of(file, files):
@@ -157,7 +158,7 @@ class _Download:
     def fetch(
         self, names: tuple[str, ...], revision: str, pin: str | None
     ) -> tuple[list[Path], str]:
-        """A model's files on this machine, and the commit of a revision."""
+        """A model's files, downloaded unless they are here, and the commit of the revision."""
         repo = self.ref.repo
         first = remote_file(repo, names[0], revision, pin)
         known = first.sha256 if pin or len(names) == 1 else None
@@ -169,7 +170,7 @@ class _Download:
         return paths, first.commit
 
     def projector_of(self, file: str, files: Mapping[str, int | None]) -> str | None:
-        """The smallest projector in a model's folder, or else in the nearest above it."""
+        """The smallest projector in a model's folder, else in the nearest folder above it."""
         folders = PurePosixPath(file).parents
         found = [name for name in files if self.with_projector and is_projector(name)]
         for folder in folders:
@@ -179,13 +180,13 @@ class _Download:
         return None
 
     def list_files(self, revision: str) -> tuple[str, Mapping[str, int | None]]:
-        """The commit of a revision and all its files, which are remembered."""
+        """The commit of a revision and its files by the hub, whose list is cached."""
         commit, files = list_files(self.ref.repo, revision)
         self.cache.remember_files(commit, files)
         return commit, files
 
     def repository(self) -> Downloaded:
-        """What a repository holds, if no file is named."""
+        """The checkpoint or GGUF of a repository, if the reference names no file."""
         commit, files = self.list_files(self.revision)
         folder = self.checkpoint(commit)
         if folder is None:
@@ -197,11 +198,11 @@ class _Download:
         return Downloaded(folder, commit)
 
     def checkpoint(self, commit: str) -> Path | None:
-        """The folder of one that is whole, if the reference may mean one."""
+        """The folder of a complete checkpoint, unless the reference names a GGUF."""
         return None if self.ref.is_gguf else self.cache.find_checkpoint(commit)
 
     def choose(self, commit: str, files: Mapping[str, int | None]) -> list[str]:
-        """The files of a SafeTensors checkpoint, weights last, or a GGUF."""
+        """The files to download: a SafeTensors checkpoint, weights last, or one GGUF."""
         present = set() if self.ref.is_gguf else set(files)
         if INDEX in present:
             self.transfer.fetch_all([remote_file(self.ref.repo, INDEX, commit)])
@@ -209,16 +210,16 @@ class _Download:
         return names or [self.one_gguf(files)]
 
     def one_gguf(self, files: Mapping[str, int | None]) -> str:
-        """The repository's only one, the quantisation that is named, or the one that suits this
-        machine."""
+        """The repository's only GGUF, the named quantisation, or the one that suits this machine;
+        raises `ModelError` if none of these is determined."""
         models = models_in(files)
-        there = sorted({each.label for each in models} - {""}) or [each.file for each in models]
+        labels = sorted({each.label for each in models} - {""}) or [each.file for each in models]
         if wanted := (self.ref.quantisation or "").upper():
             models = named(models, wanted)
         names = [each.file for each in models]
         choice = of_one_model(models) if len(models) > 1 and not wanted else []
         if wanted and not models:
-            what = f"no GGUF in {wanted}" + (f"; it has {', '.join(there)}." if there else ".")
+            what = f"no GGUF in {wanted}" + (f"; it has {', '.join(labels)}." if labels else ".")
         elif not models:
             lacks = no_tokenizer(files)
             what = "neither SafeTensors with a config.json and a tokenizer nor a GGUF file"
@@ -238,7 +239,7 @@ class _Download:
                 return chosen.file
             what = (
                 f"no quantisation that fills at most {SHARE:.0%} of {room_bytes:,} bytes here; "
-                f"the smallest has {choice[0].size_bytes:,}, and is served if it is named: "
+                f"the smallest has {choice[0].size_bytes:,} and is served if it is named: "
                 f"hf:{self.ref.repo}::file={choice[0].file}."
             )
         elif len(models) > 1:

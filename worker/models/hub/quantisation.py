@@ -1,8 +1,8 @@
-"""Which GGUF of a repository that holds one model in several quantisations.
+"""Chooses a GGUF of a repository that holds one model in several quantisations.
 
-The one that is named, or else the largest whose weights fill at most half of the memory: the rest
-is for the KV cache, and for what else runs there. What has more bits than Q8_0 is taken by name
-alone, as a conversion has Q8_0 unless another type is asked for.
+It is the named one, or else the largest whose weights fill at most half of the memory: the rest is
+for the KV cache and for other programs. A quantisation with more bits than Q8_0 is chosen only by
+name; a conversion, too, has at most Q8_0 unless another type is requested.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LABEL = re.compile(
 )
 _BEYOND_Q8_0 = {"F16", "BF16", "FP16", "F32", "FP32", "UD-Q8_K_XL"}
 _MATRIX = re.compile(r"(?!.*[-._][IT]?Q\d)(.*[-._])?IMATRIX")
-"""An importance matrix, by which the quantisations were made."""
+"""Names of importance matrices, which quantisations are made with."""
 _PART = re.compile(r"-\d{5}-of-\d{5}$")
 
 
@@ -31,15 +31,16 @@ class Quantisation:
     file: str
     """The first part, if it is split."""
     model: str
-    """What the names of all quantisations of one model have in common."""
+    """The part of the file's name that all quantisations of one model share, in capital letters."""
     label: str
-    """As the file's name has it, in capital letters: `Q4_K_M`. Empty if it tells none."""
+    """As in the file's name, in capital letters: `Q4_K_M`. Empty if the name has none."""
     size_bytes: int
-    """Of all parts; 0 if the hub does not tell it."""
+    """Of all parts; 0 if the hub does not list the size of each."""
 
 
 def models_in(files: Mapping[str, int | None]) -> list[Quantisation]:
-    """All of a repository, by name. A projector is no model, nor is a further part, or a matrix."""
+    """The models among a repository's files, sorted by name: GGUFs, without projectors, importance
+    matrices and parts after the first."""
     found = []
     for name in sorted(files):
         parts = split_names(name)
@@ -56,20 +57,24 @@ def models_in(files: Mapping[str, int | None]) -> list[Quantisation]:
 
 
 def named(found: list[Quantisation], label: str) -> list[Quantisation]:
-    """Those of this label; where there are none, Unsloth's dynamic ones of it (`UD-Q4_K_XL`)."""
+    """Those with this label; if there are none, Unsloth's dynamic ones of it (`UD-Q4_K_XL`)."""
     own, dynamic = ([e for e in found if e.label == f"{made}{label}"] for made in ("", "UD-"))
     return own or dynamic
 
 
 def of_one_model(found: list[Quantisation]) -> list[Quantisation]:
-    """All of them, the smallest first; none if the names or sizes tell of no such thing."""
+    """All of them, the smallest first; empty if they are several models, or a label or size is
+    unknown."""
     is_one = len({each.model for each in found}) == 1
-    is_told = all(each.label and each.size_bytes for each in found)
-    return sorted(found, key=lambda e: (e.size_bytes, e.file)) if is_one and is_told else []
+    is_known = all(each.label and each.size_bytes for each in found)
+    return sorted(found, key=lambda e: (e.size_bytes, e.file)) if is_one and is_known else []
 
 
 def fitting(found: list[Quantisation], room_bytes: int) -> Quantisation | None:
-    """The largest whose weights fill at most their share of the memory, or none."""
+    """The largest up to Q8_0 that fills at most `SHARE` of the memory; `None` if there is none.
+
+    `found` is sorted by size, as `of_one_model` returns it.
+    """
     fits = [
         each
         for each in found

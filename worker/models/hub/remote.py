@@ -1,4 +1,4 @@
-"""Asks the hub for a file's commit, hash and size and for a repository's files.
+"""Asks the hub for a file's commit, hash and size, and for the list of a repository's files.
 
 Blocking; runs in the download's thread. huggingface_hub speaks the protocol (endpoint, token,
 redirects, ranges); this module translates its exceptions into the worker's errors. The token stays
@@ -42,14 +42,14 @@ LIBRARY = "llorch-worker"
 TIMEOUT_SECONDS = 10.0
 ATTEMPTS = 3
 LONGEST_WAIT_SECONDS = 30.0
-"""A longer rate limit is an error at once, so that the worker can be started again later."""
+"""A rate limit with a longer wait is an error at once: the worker can be started again later."""
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """The last one means that the file system cannot hold a file of this size."""
 
 _NAME = re.compile(r"\w[\w.+=-]{0,127}", re.ASCII)
-"""Of a commit or an ETag, which are names of files and folders here."""
+"""A commit or an ETag, which become names of files and folders here."""
 _SECONDS = re.compile(r"[0-9]{1,9}")
-"""Of a wait that a hub can mean; another one counts as none."""
+"""A plausible `Retry-After`; any other is ignored."""
 _Size = Annotated[int, msgspec.Meta(ge=0)]
 _T = TypeVar("_T")
 
@@ -58,7 +58,7 @@ hub_logging.set_verbosity(logging.ERROR)
 
 
 class Stopped(Exception):
-    """The worker is shutting down and nothing waits for this download."""
+    """The worker is shutting down, and nobody waits for this download."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +73,14 @@ class RemoteFile:
     in_xet: bool
     """Whether the hub serves it in content-addressed chunks (Xet)."""
     pin: str | None
-    """The SHA-256 that whoever wants it has written down."""
+    """The SHA-256 that the user's registry demands, if any."""
 
     @property
     def sha256(self) -> str | None:
-        """Of its content, if it is pinned or the hub tells it. A link to the blob has it in its
-        name; a copy, which takes its place where links are not possible, has not."""
-        told = self.etag if re.fullmatch("[0-9a-f]{64}", self.etag) else None
-        return self.pin or told
+        """The SHA-256 of its content, if it is pinned or the hub's ETag. It must be passed to
+        checks of a cached file: a copy, unlike a link to the blob, does not have it in its name."""
+        by_hub = self.etag if re.fullmatch("[0-9a-f]{64}", self.etag) else None
+        return self.pin or by_hub
 
 
 def remote_file(repo: str, name: str, revision: str, pin: str | None = None) -> RemoteFile:
@@ -98,14 +98,14 @@ def remote_file(repo: str, name: str, revision: str, pin: str | None = None) -> 
 
 
 def list_files(repo: str, revision: str) -> tuple[str, dict[str, int | None]]:
-    """The commit of a revision and the sizes of all its files by name, where the hub tells them;
+    """The commit of a revision, and all its files with their sizes, as far as the hub lists sizes;
     raises `DownloadError`."""
     commit, files = _with_retries(repo, None, lambda: _listing(repo, revision))
     for name in files:
         if not is_inside_repository(name):
             raise DownloadError(
-                f"The hub lists the file {name!r} for {repo!r}, which is no path inside a "
-                "repository; nothing was downloaded.",
+                f"The hub lists the file {name!r} for {repo!r}, which is not a path inside "
+                "a repository; nothing was downloaded.",
                 reason="listing",
                 repo=repo,
             )
@@ -120,7 +120,7 @@ def _listing(repo: str, revision: str) -> tuple[str, dict[str, int | None]]:
         files = msgspec.convert(
             {each.rfilename: each.size for each in siblings}, dict[str, _Size | None]
         )
-    except (KeyError, TypeError, ValueError) as error:  # no JSON, or of another form
+    except (KeyError, TypeError, ValueError) as error:  # not JSON, or of another form
         raise _not_a_hub(repo) from error
     if not _NAME.fullmatch(info.sha or ""):
         raise _not_a_hub(repo)
@@ -128,17 +128,17 @@ def _listing(repo: str, revision: str) -> tuple[str, dict[str, int | None]]:
 
 
 def _endpoint() -> str:
-    """The hub's address for messages: a mirror's may have a password in it."""
+    """The hub's address for messages, without the password that a mirror's may contain."""
     return without_secrets(constants.ENDPOINT)
 
 
 def _asked(error: httpx2.HTTPError) -> str:
-    """Who was asked: the hub, or a storage to which it leads."""
+    """The address that was asked, for messages: the hub's, or a storage's that it redirects to."""
     try:
         url = error.request.url
-    except RuntimeError:  # it came before there was one
+    except RuntimeError:  # it failed before there was a request
         return _endpoint()
-    return f"{url.scheme}://{url.netloc.decode()}"  # neither a password nor what signs a path
+    return f"{url.scheme}://{url.netloc.decode()}"  # without password, path and signature
 
 
 def _not_a_hub(repo: str) -> DownloadError:
@@ -183,8 +183,8 @@ def translated_errors(repo: str, name: str | None) -> Iterator[None]:
     except (WorkerError, Stopped):
         raise
     except LocalEntryNotFoundError as error:
-        # The library's request failed and its cache did not have the file; the request is the
-        # cause.
+        # The library's request failed and its cache did not have the file; the cause is the
+        # request's error.
         raise _translated(repo, name, error.__cause__ or error) from error
     except (OSError, ValueError, OfflineModeIsEnabled, httpx2.HTTPError) as error:
         raise _translated(repo, name, error) from error
@@ -202,10 +202,10 @@ def _translated(repo: str, name: str | None, error: BaseException) -> DownloadEr
 
 
 def _cause(error: BaseException, details: Mapping[str, Any]) -> tuple[str, str]:
-    """The reason of a failure, and the rest of a sentence that begins with what was asked for."""
+    """The code of a failure, and a sentence whose subject, the file or repository, is missing."""
     match error, details.get("status"):
         case RevisionNotFoundError(), _:
-            return "not_found", "cannot be had: the repository has no such revision"
+            return "not_found", "cannot be downloaded: the repository has no such revision"
         case RemoteEntryNotFoundError(), _:
             return "not_found", "does not exist: the repository has no such file"
         case GatedRepoError(), _:
@@ -218,7 +218,7 @@ def _cause(error: BaseException, details: Mapping[str, Any]) -> tuple[str, str]:
             return (
                 "forbidden",
                 "is refused (403): this account has no access, its token may not read it, or a "
-                "proxy lets nobody through; check the repository's page, HF_TOKEN and the proxy",
+                "proxy blocks it; check the repository's page, HF_TOKEN and the proxy",
             )
         case _, 401:
             return (
@@ -230,9 +230,9 @@ def _cause(error: BaseException, details: Mapping[str, Any]) -> tuple[str, str]:
         case _, 429:
             later = details.get("retry_after_seconds")
             when = f"in {later} s" if later else "later, or set HF_TOKEN for a higher limit"
-            return "rate_limited", f"is behind the hub's limit of requests (429); try again {when}"
+            return "rate_limited", f"is refused by the hub's rate limit (429); try again {when}"
         case _, int(status):
-            return "network", f"cannot be had: the hub answered {status}"
+            return "network", f"cannot be downloaded: the hub answered {status}"
         case OfflineModeIsEnabled(), _:
             return (
                 "offline",
@@ -241,8 +241,8 @@ def _cause(error: BaseException, details: Mapping[str, Any]) -> tuple[str, str]:
         case httpx2.TooManyRedirects(), _:
             return (
                 "network",
-                f"could not be downloaded: {_endpoint()} leads from one address to the next "
-                "without end; check HF_ENDPOINT and the proxy",
+                f"could not be downloaded: {_endpoint()} redirects without end; check HF_ENDPOINT "
+                "and the proxy",
             )
         case httpx2.HTTPError(), _:
             why = f"no connection to {_asked(error)}: {http_words(error)}"
@@ -250,12 +250,12 @@ def _cause(error: BaseException, details: Mapping[str, Any]) -> tuple[str, str]:
         case OSError(errno=number), _ if number in DISK_FULL:
             return (
                 "disk_full",
-                "could not be stored: the disk is full; what has come so far is kept, and the "
-                "next start goes on from there",
+                "could not be stored: the disk is full; the part received so far is kept, and the "
+                "next start resumes it",
             )
         case OSError(strerror=str(why)), _ if not isinstance(error, ConnectionError):
             return "cache", f"could not be stored: {why}; choose another folder with --cache-dir"
-    return "network", "could not be downloaded: it was cut short; the next start resumes it"
+    return "network", "could not be downloaded completely; the next start resumes it"
 
 
 def _retry_after_seconds(headers: Any) -> int | None:

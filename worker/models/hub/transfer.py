@@ -1,7 +1,7 @@
 """Transfers files from the hub to the disk: resumed, verified, then visible.
 
-Blocking; runs in the download's thread. `hf_hub_download` does the transfer, by Xet if the hub has
-it, except for two things:
+Blocking; runs in the download's thread. `hf_hub_download` does the transfer, by Xet if the hub
+offers it, except for two things:
 
 - It does not resume (`test_the_library_itself_does_not_resume`). A large file over plain HTTP is
   therefore written to `blobs/<etag>.incomplete`, and a later start continues it. A file in Xet
@@ -46,7 +46,7 @@ class Transfer:
     """Set when the worker stops."""
 
     def fetch_all(self, files: Sequence[RemoteFile]) -> None:
-        """Download the files that are not here yet."""
+        """Download the files that are not in the cache yet."""
         missing = [
             file for file in files if not self.cache.find(file.commit, file.name, file.sha256)
         ]
@@ -66,17 +66,17 @@ class Transfer:
         locks = self.cache.hub_dir / ".locks" / self.cache.folder
         locks.mkdir(parents=True, exist_ok=True)
         with self._locked(locks / f"{file.etag}.resume.lock"):
-            # Another worker may have fetched it meanwhile; it would be taken away from it.
+            # Another worker may have fetched it meanwhile, and `_fetch_alone` would delete it.
             if not self.cache.find(file.commit, file.name, file.sha256):
                 self._fetch_alone(file, counter)
 
     def _fetch_alone(self, file: RemoteFile, counter: _Counter) -> None:
         path = self.cache.snapshot(file.commit) / file.name
         if path.exists():
-            self.cache.discard(path)  # It is not intact, or it would not be fetched.
+            self.cache.discard(path)  # it is damaged, else it would not be fetched
         blob = self.cache.root / "blobs" / file.etag
         if blob.exists() and not content_matches(blob, file.etag, file.pin, self.cache.cache_dir):
-            blob.unlink()  # of another commit, and damaged since
+            blob.unlink()  # it came with another commit and was damaged since
         # The library writes in chunks of this size, so a smaller file leaves nothing to resume.
         if not _by_xet(file) and (file.size_bytes or 0) > constants.DOWNLOAD_CHUNK_SIZE:
             self._fetch_resumable(file, counter)
@@ -95,13 +95,13 @@ class Transfer:
             raise self._checksum_error(file)
 
     def _fetch_resumable(self, file: RemoteFile, counter: _Counter) -> None:
-        """Make the file's blob, to which `hf_hub_download` then only links."""
+        """Download the file's blob; `hf_hub_download` then only links to it."""
         blob = self.cache.root / "blobs" / file.etag
         partial = blob.with_name(f"{blob.name}.incomplete")
         if blob.exists():
             return
         blob.parent.mkdir(parents=True, exist_ok=True)
-        # A partial file may not be the beginning of this file: then once more, from the start.
+        # The partial file may not be a prefix of this file: then try once more, from the start.
         for _ in range(2 if _size_of(partial) else 1):
             self._append(file, partial, counter)
             if content_matches(partial, file.etag, file.pin):
@@ -111,7 +111,7 @@ class Transfer:
         raise self._checksum_error(file)
 
     def _append(self, file: RemoteFile, partial: Path, counter: _Counter) -> None:
-        """Continue `partial` up to the file's full length."""
+        """Download the rest of the file to the end of `partial`."""
         with translated_errors(self.cache.repo, file.name), partial.open("ab") as out:
             if out.tell() > (file.size_bytes or 0):
                 out.seek(0)
@@ -128,7 +128,7 @@ class Transfer:
                     tqdm_class=_progress_bar(counter),
                 )
             except HfHubHTTPError as error:
-                # The storage's file is shorter than the partial one, which is no beginning of it.
+                # The storage's file is not longer than the partial one, which the hash then judges.
                 if not resumed_bytes or error.response.status_code != RANGE_NOT_SATISFIABLE:
                     raise
             out.flush()
@@ -155,7 +155,8 @@ class Transfer:
 
     @contextlib.contextmanager
     def _locked(self, path: Path) -> Iterator[None]:
-        """Hold the file's lock, which other processes share; gives up when the worker stops."""
+        """Hold a file's lock, which excludes other processes; raises `Stopped` if the worker
+        stops."""
         lock = FileLock(path, thread_local=False)
         while not lock.is_locked:
             if self.stop.is_set():
@@ -184,7 +185,7 @@ class Transfer:
 class _Counter:
     """Counts the bytes of all files of a download, and reports them a few times a second.
 
-    It ends a transfer that brings more bytes than the hub announced, before they are stored.
+    It aborts a transfer of more bytes than the hub announced, before they are stored.
     """
 
     transfer: Transfer
@@ -202,7 +203,7 @@ class _Counter:
         return round(min(100.0, 100 * done / self.total_bytes), 1) if self.total_bytes else 0.0
 
     def add(self, n_bytes: int) -> None:
-        """Count bytes of a transfer; ends the transfer by an exception when the worker stops."""
+        """Count bytes of a transfer; raises an exception to abort it, also if the worker stops."""
         if self.transfer.stop.is_set():
             raise Stopped
         self.file_bytes += n_bytes
@@ -229,9 +230,9 @@ class _Counter:
 
 
 def _progress_bar(counter: _Counter) -> Any:
-    """huggingface_hub's progress bar, which is not shown but feeds `counter`.
+    """The class of a progress bar for huggingface_hub that shows nothing and feeds `counter`.
 
-    A file from Xet has two bars: bytes on the network and bytes of the file. The latter counts.
+    A file from Xet has two bars: bytes on the network and bytes of the file. Only the latter count.
     """
 
     class CountingBar(tqdm):
