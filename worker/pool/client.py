@@ -1,7 +1,7 @@
 """Sends messages to the pool manager: the ready callback, and the heartbeats' HTTP requests.
 
-Runs on the API process's event loop without delaying the service: a manager that is away, slow or
-faulty costs a log line and a later attempt.
+Runs on the API process's event loop without delaying requests: a manager that is away, slow or
+faulty costs only a log line and a later attempt.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     import httpx
 
 ATTEMPT_SECONDS = 10.0
-"""Limit of a whole exchange, even if its answer comes byte by byte."""
+"""Time limit of a whole exchange, even if the answer arrives byte by byte."""
 LEAST_ATTEMPT_SECONDS = 1.0
-"""The least limit, for an attempt that begins when the time is nearly over."""
+"""The shortest time limit, for an attempt that begins when the time is nearly over."""
 FIRST_DELAY_SECONDS = 0.25
 LONGEST_DELAY_SECONDS = 10.0
 _RETRIED_4XX = frozenset({408, 425, 429})
@@ -40,17 +40,17 @@ class PoolClient:
     async def announce(
         self, payload: Callable[[], Awaitable[Mapping[str, Any]]], has_served: Callable[[], bool]
     ) -> None:
-        """Send the ready callback until the manager accepts it, else raise `CallbackFailed`.
+        """Send the ready callback until the manager accepts it, or raise `CallbackFailed`.
 
-        `payload` is awaited before each attempt, and takes as long as the worker is not ready.
-        A final failure is only logged and counted with `--callback-optional`, and if the worker
-        `has_served` meanwhile: clients have found it without the manager.
+        `payload` is awaited before each attempt, and returns only when the worker is ready. A final
+        failure is only logged if `--callback-optional` is set or the worker `has_served` meanwhile:
+        then clients have found it without the manager.
         """
         url = self._settings.callback_url
         if url is None:
             return
         try:
-            attempts = await self._post_until_taken(url, payload)
+            attempts = await self._post_until_accepted(url, payload)
         except CallbackFailed as error:
             if not (self._settings.callback_optional or has_served()):
                 raise
@@ -58,20 +58,20 @@ class PoolClient:
         else:
             _log.info("callback.accepted", url=without_secrets(url), attempts=attempts)
 
-    async def _post_until_taken(
+    async def _post_until_accepted(
         self, url: str, payload: Callable[[], Awaitable[Mapping[str, Any]]]
     ) -> int:
         """Post until accepted; returns the number of attempts. Raises `CallbackFailed`."""
+        # It does not shrink while `payload` waits, nor while the process is paused.
         remaining = self._settings.callback_timeout
-        """Without the worker's own waits, and what passes while it is paused."""
         manager = f"The pool manager at {without_secrets(url)}"
         attempt = 0
         while True:
             attempt += 1
             patience = max(LEAST_ATTEMPT_SECONDS, min(ATTEMPT_SECONDS, remaining))
-            told = await payload()
+            content = await payload()
             asked_at = time.monotonic()
-            status, reason = await self.post(url, told, patience)
+            status, reason = await self.post(url, content, patience)
             if not reason:
                 return attempt
             self._metrics.callback_failures.inc()
@@ -81,12 +81,13 @@ class PoolClient:
                 failure = f"refused the ready callback: {reason}"
             elif remaining < FIRST_DELAY_SECONDS:
                 failure = (
-                    f"did not take the ready callback within {self._settings.callback_timeout:g} s "
-                    f"({attempt} attempts); last: {reason}"
+                    f"did not accept the ready callback within "
+                    f"{self._settings.callback_timeout:g} s ({attempt} attempts); last: {reason}"
                 )
             if failure is not None:
                 raise CallbackFailed(f"{manager} {failure}.", status=status, attempts=attempt)
-            # Full jitter: from 0 to a bound that doubles, and close up to the end of the time.
+            # Full jitter: a random delay up to a bound that doubles; attempts become more frequent
+            # towards the end of the time.
             longest = min(LONGEST_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2**attempt)
             delay = min(random.uniform(0, longest), remaining / 2)
             _log.warning("callback.retry", attempt=attempt, reason=reason, delay=delay)
@@ -96,8 +97,11 @@ class PoolClient:
     async def post(
         self, url: str, payload: Mapping[str, Any], timeout_seconds: float
     ) -> tuple[int | None, str]:
-        """Post JSON once; returns the status, or `None` without an answer, and why the manager has
-        not taken it, which is empty if it has. Reads no body."""
+        """Post JSON once, without reading the answer's body.
+
+        Returns the status, `None` without an answer, and why the manager did not accept it, empty
+        if it did.
+        """
         try:
             client = self._client()
         except Exception as error:
@@ -111,12 +115,12 @@ class PoolClient:
                     return status, "" if response.is_success else f"it answered {status}"
         except TimeoutError:
             return None, f"no answer within {timeout_seconds:.1f} s"
-        except Exception as error:  # of the manager, whatever it is
+        except Exception as error:  # whatever the manager does costs one attempt
             return None, http_words(error).replace(url, without_secrets(url))
 
     def _client(self) -> httpx.AsyncClient:
-        """Made at the first message. It fails if the environment names a proxy that is not
-        supported, or certificates that are not there."""
+        """The HTTP client, created for the first message. Raises if the environment names an
+        unsupported proxy, or certificates that do not exist."""
         # Imported only by workers with a pool.
         from http.cookiejar import CookieJar, DefaultCookiePolicy
 
@@ -125,11 +129,11 @@ class PoolClient:
         if self._http is None:
             token = self._settings.callback_token
             headers = {"Authorization": f"Bearer {token}"} if token else {}
-            # No message depends on an earlier answer: cookies that a proxy makes up for each would
-            # pile up until none is taken any more.
-            none = CookieJar(DefaultCookiePolicy(allowed_domains=()))
+            # No message depends on an earlier answer, and cookies that a proxy sets on each would
+            # pile up until messages are rejected.
+            no_cookies = CookieJar(DefaultCookiePolicy(allowed_domains=()))
             # httpx's defaults verify TLS and use the environment's proxies.
-            self._http = httpx.AsyncClient(headers=headers, cookies=none)
+            self._http = httpx.AsyncClient(headers=headers, cookies=no_cookies)
         return self._http
 
     async def close(self) -> None:

@@ -1,8 +1,8 @@
 """A pool manager that only watches: `python -m worker.pool.conformance --port 9999`.
 
 Start it, start any worker with `--callback-url http://127.0.0.1:9999/ready` and
-`--heartbeat-url http://127.0.0.1:9999/heartbeat`, and it shows what arrives and whether that keeps
-the protocol; `GET /verdict` gives the same as JSON.
+`--heartbeat-url http://127.0.0.1:9999/heartbeat`, and it shows what arrives and whether it follows
+the protocol; `GET /verdict` returns the verdict as JSON.
 
 Each connection has a thread of its own.
 """
@@ -34,7 +34,7 @@ _LENGTH_DIGITS = 7
 
 
 class Manager(ThreadingHTTPServer):
-    """Records the workers' messages. `reply` may be replaced to answer something other than 200."""
+    """Records the workers' messages. Replace `reply` to answer something other than 200."""
 
     daemon_threads = True
     request_queue_size = 64
@@ -59,8 +59,8 @@ class Manager(ThreadingHTTPServer):
         return f"http://{str(host)}:{port}"
 
     def record(self, message: PoolMessage) -> None:
-        """Keep the messages in the order in which they came: each connection has a thread of its
-        own, and one that has been answered may record behind the next."""
+        """Keep the messages in order of arrival: a connection's thread may be overtaken by another
+        between its answer and this call."""
         with self._lock:
             insort(self._messages, message, key=lambda each: each.received_at)
         self.on_message(message)
@@ -113,7 +113,7 @@ class _Handler(BaseHTTPRequestHandler):
         send_json(self, 200, {"conforms": not breaches, "breaches": breaches, "messages": counts})
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Log nothing: `on_message` shows the messages."""
+        """Print no log line: `on_message` shows the messages."""
 
 
 def answer_ok(handler: BaseHTTPRequestHandler) -> int:
@@ -131,14 +131,14 @@ def send_json(handler: BaseHTTPRequestHandler, status: int, body: Any) -> None:
 
 
 def _probe(payload: Any) -> int | None:
-    """The status of the calling worker's `/ready`: 0 without an answer, `None` without a URI."""
+    """The status of the sender's `/ready`: 0 without an answer, `None` without a URI."""
     uri = payload.get("uri") if isinstance(payload, dict) else None
     if not isinstance(uri, str) or not uri.startswith(("http://", "https://")):
         return None
     try:
         ready = f"{uri}/ready"
         with httpx.stream("GET", ready, timeout=_PROBE_SECONDS, trust_env=False) as answer:
-            return answer.status_code  # the body may have no end
+            return answer.status_code  # without the body, which may be endless
     except (httpx.HTTPError, httpx.InvalidURL, ValueError):
         return 0
 

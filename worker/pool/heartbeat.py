@@ -1,8 +1,8 @@
-"""Heartbeats: the worker's whole state, repeated, so that no single message matters.
+"""Heartbeats: the worker's whole state, repeated, so that the loss of a message does no harm.
 
 A task on the API process's event loop, which the engine cannot block. A beat is sent at once when
 the state changes (except between `ready` and `busy`), else every `--heartbeat-interval`. The beat
-that says `draining` or `failed` is the last one, sent again until it is accepted.
+that says `draining` or `failed` is the last one, and is sent again until it is accepted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LAST_BEAT_RETRY_SECONDS = 0.5
 _log = get_logger()
 
 Beat = Mapping[str, Any]
-"""Everything that a manager needs; it need not remember earlier beats."""
+"""Everything that a manager needs to know; it does not have to remember earlier beats."""
 
 
 @dataclass
@@ -39,16 +39,16 @@ class Heartbeats:
     url: str
     interval_seconds: float
     compose: Callable[[], Beat]
-    """Makes a beat of the state now."""
+    """Makes a beat from the current state."""
     changed: Callable[[], asyncio.Event]
-    """Gives an event that is set at the next change of the state."""
+    """Returns an event that is set at the next change of the state."""
 
     def __post_init__(self) -> None:
         self._trouble = ""
         self._task = asyncio.create_task(self._run())
 
     async def end(self, *, now: bool) -> None:
-        """Give the last beat a moment to be accepted, or none."""
+        """Stop once the last beat is accepted, after `LAST_BEAT_SECONDS` or `now` at the latest."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._task, 0 if now else LAST_BEAT_SECONDS)
 
@@ -66,7 +66,7 @@ class Heartbeats:
                     await self._until(partial(_is_news, last=beat))
 
     async def _until(self, holds: Callable[[Beat], bool]) -> None:
-        """Wait until the state is as `holds` says."""
+        """Wait until the state satisfies `holds`."""
         while True:
             changed = self.changed()
             if holds(self.compose()):
@@ -74,7 +74,8 @@ class Heartbeats:
             await changed.wait()
 
     async def _send_unless_outdated(self, beat: Beat) -> bool:
-        """Send the beat; one that hangs is given up as soon as the last beat is due."""
+        """Send the beat; returns whether it was accepted. A pending one is abandoned when the last
+        beat is due."""
         sending = asyncio.create_task(self._send(beat))
         last_is_due = asyncio.create_task(
             self._until(lambda now: _is_final(now) and not _is_final(beat))
@@ -105,5 +106,5 @@ def _is_final(beat: Beat) -> bool:
 
 
 def _is_news(now: Beat, last: Beat) -> bool:
-    """Whether a manager should know of the change at once. `ready` and `busy` are one state."""
+    """Whether a manager should learn of the change at once. `ready` and `busy` are one state."""
     return bool(now["state"] != last["state"])

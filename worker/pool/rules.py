@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 STATUSES = ("loading", "ready", "busy", "sleeping", "draining", "failed")
 FINAL_STATUSES = ("draining", "failed")
 GRACE_SECONDS = 5.0
-"""Allowed in addition to two intervals between beats, as the machine may be busy."""
+"""Added to two intervals, the longest time allowed between beats: the machine may be busy."""
 
 _Fields = Mapping[str, type | tuple[type, ...]]
 _IDENTITY: _Fields = dict.fromkeys(("worker_id", "incarnation", "uri", "model_ref", "backend"), str)
@@ -53,7 +53,7 @@ class Breach:
 
 
 def judge(messages: Iterable[PoolMessage]) -> list[Breach]:
-    """Every broken promise, of messages in the order in which they came."""
+    """Every broken promise; the messages are in order of arrival."""
     callbacks: dict[str, list[PoolMessage]] = defaultdict(list)
     beats: dict[str, list[PoolMessage]] = defaultdict(list)
     breaches: list[Breach] = []
@@ -62,7 +62,7 @@ def judge(messages: Iterable[PoolMessage]) -> list[Breach]:
         faults = list(_shape(message.payload, fields))
         breaches += [Breach(f"{message.kind} payload", fault) for fault in faults]
         if not message.authorized:
-            breaches.append(Breach(f"{message.kind} token", "the bearer token is not the one set"))
+            breaches.append(Breach(f"{message.kind} token", "the bearer token is wrong"))
         if not faults:
             table = callbacks if message.kind == "callback" else beats
             table[message.payload["incarnation"]].append(message)
@@ -103,7 +103,7 @@ def _judge_callbacks(incarnation: str, received: list[PoolMessage]) -> Iterator[
             yield Breach("callback payload", f"protocol is {message.payload['protocol']!r}")
     for before, _ in pairwise(received):
         if before.accepted:
-            detail = f"that of incarnation {incarnation!r} was sent again after it had been taken"
+            detail = f"that of incarnation {incarnation!r} was sent again after it was accepted"
             yield Breach("callback once", detail)
 
 
@@ -113,7 +113,7 @@ def _judge_beats(
     worker_ids = {message.payload["worker_id"] for message in [*received, *callbacks]}
     if len(worker_ids) > 1:
         yield Breach("identity", f"incarnation {incarnation!r} has the ids {sorted(worker_ids)}")
-    # One that its worker gave up may be read behind the next, and be taken without its knowing.
+    # By sequence, not arrival: a beat that its worker abandoned may arrive after the next one.
     for before, after in pairwise(sorted(received, key=lambda each: int(each.payload["sequence"]))):
         was, status = before.payload["status"], after.payload["status"]
         if after.payload["sequence"] == before.payload["sequence"]:
