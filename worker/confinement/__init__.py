@@ -1,1 +1,1 @@
-"""What a process that reads foreign bytes in native code may still do to this machine."""
+"""Limits what a process that reads foreign bytes in native code may do to this machine."""

@@ -1,13 +1,14 @@
 """A program for hostile input: it forks processes whose time, memory and reach the kernel bounds.
 
-Both ends. `serve` runs in the program. It forks a process that answers requests from the standard
-input. That one can open nothing, and is killed when the time of a request is over, whatever native
-code it is in; then the program answers, and forks the next. Without Linux, memory is bounded by
-that time alone. `BoundedProgram` starts the program and asks it, on any thread.
+This module has both ends. `serve` runs in the program. It forks a server process that answers the
+requests on standard input. The server can open no files, and is killed when a request's time is
+over, whatever native code it is in; then the program answers in its place, and forks the next one.
+Except on Linux, only that time bounds its memory. `BoundedProgram` starts the program and sends it
+requests, on any thread.
 
-A request is its seconds of a processor and its size, then as many bytes. An answer is how it ended
-and its size, then as many bytes. After one without success nobody knows how much of a request has
-been read, so the program skips its input up to a mark that the asker sends then, and says so.
+A request is its limit of CPU seconds and its size, then as many bytes. An answer is how the request
+ended and a size, then as many bytes. After a failure nobody knows how much of the request has been
+read, so the client sends a mark, and the program skips its input up to that and confirms it.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ _ANSWERED, _LATE, _DIED, _SKIPPED = range(4)
 
 
 class Ended(Exception):
-    """A request's process ended without an answer: its time was over, or it died, as one does that
-    needs too much memory."""
+    """The server ended without an answer: its time was over, or it died, for example because it
+    needed too much memory."""
 
     def __init__(self, why: Literal["time", "death"]) -> None:
         super().__init__(why)
@@ -42,17 +43,16 @@ class Ended(Exception):
 
 
 class Gone(Exception):
-    """The program itself has died, as when the system runs out of memory; within the walls of the
-    process that asked, no other can be started."""
+    """The program itself has died, for example because the system ran out of memory. The walls of
+    this process do not let it start another."""
 
 
 class BoundedProgram:
-    """Starts the program at once, and waits for it at the first request. It ends with this
-    process, and all that it has forked."""
+    """Starts the program at once, and waits for it at the first request. The program and all that
+    it has forked end with this process."""
 
     def __init__(self, module: str, *, is_quiet: bool = False) -> None:
-        """`module` is the program's; with `is_quiet` nobody sees what it writes to its standard
-        error."""
+        """`module` is the program's; `is_quiet` discards its standard error."""
         self._mark = secrets.token_bytes(16)
         self._process = subprocess.Popen(
             [sys.executable, "-m", module, self._mark.hex()],
@@ -66,21 +66,21 @@ class BoundedProgram:
         atexit.register(self.close)
 
     def close(self) -> None:
-        with self._process:  # closes its input, which ends it
+        with self._process:  # this closes its input, which ends it
             pass
 
     def ask(self, request: bytes, seconds: float) -> bytes:
-        """The answer, for which at most so many seconds of a processor are taken.
+        """The answer to a request, which may use so many CPU seconds.
 
         Raises:
-            Ended: there is none.
-            Gone: nor will there be another.
+            Ended: the server was killed or died; the next request gets a new one.
+            Gone: the program has died, and no request will be answered any more.
         """
         asking, answers = self._process.stdin, self._process.stdout
         assert asking is not None and answers is not None
-        with self._turn, self._there():
+        with self._turn, self._gone_if_closed():
             while select.select([answers], [], [], 0)[0]:
-                self._read(answers)  # of a process that died between two requests
+                self._read(answers)  # the failure of a server between two requests
                 self._skip(asking, answers)
             asking.write(_REQUEST.pack(seconds, len(request)))
             left = memoryview(request)
@@ -93,11 +93,11 @@ class BoundedProgram:
         return answer
 
     @contextlib.contextmanager
-    def _there(self) -> Iterator[None]:
+    def _gone_if_closed(self) -> Iterator[None]:
         try:
             yield
         except (BrokenPipeError, EOFError):
-            raise Gone(f"the process {self.pid} that bounds others has died") from None
+            raise Gone(f"the bounded program (process {self.pid}) has died") from None
 
     def _skip(self, asking: IO[bytes], answers: IO[bytes]) -> None:
         asking.write(self._mark)
@@ -120,7 +120,7 @@ class BoundedProgram:
 
 
 def serve(answer: Callable[[bytes], bytes], most_bytes: int) -> None:
-    """Answer requests until the input ends. `most_bytes` is for all memory that they take."""
+    """Answer requests until the input ends. `most_bytes` is the memory that they may allocate."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
     while True:
         server = os.fork()
@@ -128,7 +128,7 @@ def serve(answer: Callable[[bytes], bytes], most_bytes: int) -> None:
             _bound(most_bytes)
             _answer_all(answer)
             os._exit(0)
-        status = _over(server)
+        status = _wait_for(server)
         if not status:  # the input has ended
             return
         is_late = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF
@@ -136,28 +136,28 @@ def serve(answer: Callable[[bytes], bytes], most_bytes: int) -> None:
             _write(_LATE if is_late else _DIED, b"")
             _skip_to(bytes.fromhex(sys.argv[1]))
             _write(_SKIPPED, b"")
-        except BrokenPipeError:  # who asked has left meanwhile
-            os._exit(0)  # without Python's own try to write the rest
+        except BrokenPipeError:  # the client has gone
+            os._exit(0)  # otherwise Python would try to write the rest
 
 
-def _over(server: int) -> int:
-    """Wait until the server has ended, and kill it once nobody reads its answers, whatever it is
-    doing; returns how it ended."""
-    if sys.platform == "linux":  # else it notices the end of its input
+def _wait_for(server: int) -> int:
+    """Wait until the server has ended; returns its wait status. It is killed, whatever it is doing,
+    as soon as nobody reads its answers any more."""
+    if sys.platform == "linux":  # elsewhere it ends when it reads the end of its input
         with contextlib.suppress(OSError):  # a sandbox may refuse it
             with open(os.pidfd_open(server), "rb", buffering=0) as ended:
                 watched = select.poll()
                 watched.register(ended, select.POLLIN)
-                watched.register(1, 0)  # which tells that the other end is closed
+                watched.register(1, 0)  # reports only that the other end is closed
                 if ended.fileno() not in dict(watched.poll()):
                     os.kill(server, signal.SIGKILL)
     return os.waitpid(server, 0)[1]
 
 
 def _bound(most_bytes: int) -> None:
-    """Bound this process for good: its memory, what it opens, and what it asks of the kernel."""
+    """Bound this process for good: its memory, its files and its system calls."""
     bounds = {resource.RLIMIT_NOFILE: 0, resource.RLIMIT_FSIZE: 0, resource.RLIMIT_CORE: 0}
-    with contextlib.suppress(FileNotFoundError, PermissionError):  # without Linux, or its /proc
+    with contextlib.suppress(FileNotFoundError, PermissionError):  # not Linux, or without /proc
         with open("/proc/self/statm", "rb") as file:
             n_pages = int(file.read().split()[0])
         bounds[resource.RLIMIT_AS] = n_pages * resource.getpagesize() + most_bytes
@@ -179,7 +179,7 @@ def _answer_all(answer: Callable[[bytes], bytes]) -> None:
         try:
             answered = answer(request)
         except MemoryError:
-            os._exit(1)  # what is left of it would be in the way of the next
+            os._exit(1)  # the memory that it still holds would be missing for the next request
         signal.setitimer(signal.ITIMER_PROF, 0)
         _write(_ANSWERED, answered)
 

@@ -1,7 +1,7 @@
-"""Linux's Landlock: from some moment on, the calling thread opens only files that it has named.
+"""Linux's Landlock: after `restrict`, the calling thread can open only the paths that it allowed.
 
-Threads that are there already are not bound. What a kernel's version of it lacks is left out. Its
-package on PyPI has never been released, and it takes three system calls.
+Other threads that exist by then are not bound. Rights that the kernel's version does not know are
+left out. Its package on PyPI has only pre-releases, and three system calls are all it takes.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ WRITE_FILE, _READ_FILE, _READ_DIR, TRUNCATE, _IOCTL_DEV = (1 << bit for bit in (
 _REMOVE_FILE, _MAKE_REG, _MAKE_DIR = 1 << 5, 1 << 8, 1 << 7
 _FILE_RIGHTS_SINCE = {1: (1 << 13) - 1, 2: 1 << 13, 3: TRUNCATE, 5: _IOCTL_DEV}
 _TCP_SINCE, _TCP = 4, 0b11
-"""To listen, and to connect."""
+"""Binding and connecting TCP sockets."""
 _SCOPES_SINCE, _SCOPES = 6, 0b11
-"""Abstract Unix sockets and signals of processes outside."""
+"""Connecting to abstract Unix sockets, and sending signals, outside this domain."""
 
 READ = _READ_FILE | _READ_DIR
 WRITE = READ | WRITE_FILE | TRUNCATE | _REMOVE_FILE | _MAKE_REG | _MAKE_DIR
 DEVICE = READ | WRITE_FILE | _IOCTL_DEV
 _OF_A_FILE = _READ_FILE | WRITE_FILE | TRUNCATE | _IOCTL_DEV
-"""The rights that a rule for something other than a folder may have."""
+"""The rights that a rule may have on anything that is not a folder."""
 
 
 class _Attributes(ctypes.Structure):
@@ -45,10 +45,10 @@ class _PathBeneath(ctypes.Structure):
 
 
 def restrict(rules: Iterable[tuple[str, int]]) -> int:
-    """Allow what the rules allow (a path and the rights on it and below it), and nothing else.
+    """Allow only what the rules name: paths, each with the rights on it and everything below it.
 
-    Paths that are not there are passed over. Returns the version of the kernel's Landlock. Raises
-    `OSError` if it has none, or does not let this process use it.
+    Paths that cannot be opened are skipped. Returns the version of the kernel's Landlock. Raises
+    `OSError` if the kernel has none, or does not let this process use it.
     """
     version = syscall(_CREATE_RULESET, None, 0, _ASK_VERSION)
     handled = sum(rights for since, rights in _FILE_RIGHTS_SINCE.items() if version >= since)
@@ -74,5 +74,6 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
         rights &= _OF_A_FILE
     rule = _PathBeneath(rights, place)
     syscall(_ADD_RULE, ruleset, _PATH_BENEATH, ctypes.byref(rule), 0)
-    if not path.startswith("/proc/"):  # short of memory, the kernel makes these anew if not in use
+    # Under memory pressure the kernel drops unused inodes of /proc, and with them their rules.
+    if not path.startswith("/proc/"):
         os.close(place)

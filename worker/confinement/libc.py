@@ -1,4 +1,4 @@
-"""The system calls that this room needs, and Python lacks. Linux only."""
+"""The system calls that this room needs and Python does not have. Linux only."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ def _libc() -> ctypes.CDLL:
 
 
 def syscall(number: int, *arguments: Any) -> int:
-    """Raises `OSError`."""
+    """Make a system call by its number; returns its result. Raises `OSError`."""
     whole = [ctypes.c_long(each) if isinstance(each, int) else each for each in arguments]
     return _checked(_libc().syscall(ctypes.c_long(number), *whole))
 
 
 def set_no_new_privs() -> None:
-    """No program that this thread starts gets rights by its owner or its capabilities."""
+    """Programs that this thread starts gain no privileges from set-user-ID bits or capabilities."""
     _checked(_libc().prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
 
 
 def set_not_dumpable() -> None:
-    """Memory is written to no core file, and read by no process of the same user."""
+    """Exclude this process's memory from core files, and from other processes of its user."""
     _checked(_libc().prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0))
 
 

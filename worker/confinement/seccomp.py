@@ -1,8 +1,8 @@
-"""Linux's seccomp: from some moment on, a process no longer makes certain system calls.
+"""Linux's seccomp: after `restrict`, the process can no longer make certain system calls.
 
-A filter is a program of Berkeley's packet filter that the kernel runs for each call. Libraries that
-write one need libseccomp, which not every machine has; this one is a list of comparisons. What is
-refused fails with EPERM, so that a library that merely tries it goes on.
+A filter is a BPF program that the kernel runs for each call. Python's libraries for it need
+libseccomp, which not every machine has; this filter is just a list of comparisons. A refused call
+fails with EPERM, so that a library that merely tries it continues.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from worker.confinement.libc import set_no_new_privs, syscall
 
 class Machine(NamedTuple):
     audit: int
-    """Its number in `seccomp_data`."""
+    """The value of `seccomp_data.arch`."""
     seccomp: int
-    """The number of this very call."""
+    """The number of the system call `seccomp`."""
 
 
 MACHINES = {"x86_64": Machine(0xC000003E, 317), "aarch64": Machine(0xC00000B7, 277)}
@@ -31,16 +31,17 @@ _ALL_THREADS, _KEEP_SPECULATION = 1, 4
 """Without the second flag, kernels before 5.16 slow the whole process down."""
 
 _BYTES = 8
-"""Of an instruction."""
+"""Size of an instruction."""
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _NUMBER, _ARCHITECTURE, _FIRST, _SECOND = 0, 4, 16, 24
-"""Offsets in `seccomp_data`: the call, its processor, the low words of its arguments."""
+"""Offsets in `seccomp_data`: the call's number, the architecture, the low words of the first two
+arguments."""
 _KILL, _ALLOW, _ERROR = 0x80000000, 0x7FFF0000, 0x00050000
 _X32 = 0x40000000
-"""Numbers from here on are the same calls by another convention."""
+"""Numbers from here on are the same calls in the x32 ABI."""
 _CLONE_THREAD = 0x10000
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
-"""They type into a terminal."""
+"""The requests of `ioctl` that inject input into a terminal."""
 
 REFUSED: Mapping[str, tuple[int, int | None]] = {
     # New connections.
@@ -68,7 +69,7 @@ REFUSED: Mapping[str, tuple[int, int | None]] = {
     "rt_sigqueueinfo": (129, 138),
     "rt_tgsigqueueinfo": (297, 240),
     "tkill": (200, 130),
-    # Ways around this filter, and the parts of a kernel with the most faults.
+    # Ways around this filter, and the kernel's most vulnerable parts.
     "io_uring_setup": (425, 425),
     "io_uring_enter": (426, 426),
     "io_uring_register": (427, 427),
@@ -115,7 +116,7 @@ REFUSED: Mapping[str, tuple[int, int | None]] = {
     "syslog": (103, 116),
     "fanotify_init": (300, 262),
 }
-"""Calls that are refused: their numbers, in the order of `MACHINES`."""
+"""Calls that are always refused, with their numbers in the order of `MACHINES`."""
 DECIDED: Mapping[str, tuple[int, int]] = {
     "clone": (56, 220),
     "clone3": (435, 435),
@@ -124,12 +125,12 @@ DECIDED: Mapping[str, tuple[int, int]] = {
     "prlimit64": (302, 261),
     "ioctl": (16, 29),
 }
-"""Calls on which their arguments decide: threads but no processes, signals and limits of this
-process alone, and no typing into a terminal."""
+"""Calls that are refused by their arguments: `clone` may start threads but no processes, signals
+and limits reach only this process, and no `ioctl` injects input into a terminal."""
 
 
 def restrict() -> None:
-    """Bind all threads of this process, and those to come.
+    """Bind all current and future threads of this process.
 
     Raises `OSError` if the kernel has no seccomp, or does not let this process use it.
     """
@@ -146,7 +147,7 @@ def restrict() -> None:
 
 
 def filter_program(machine: str, pid: int) -> bytes:
-    """The filter of process `pid`: instructions of eight bytes."""
+    """The filter for process `pid`, as instructions of eight bytes each."""
     known = MACHINES[machine]
     own, refuse = (_EQUAL, pid), _ERROR | errno.EPERM
     column = list(MACHINES).index(machine)
@@ -154,7 +155,7 @@ def filter_program(machine: str, pid: int) -> bytes:
     def about(
         call: str, argument: int, *comparisons: tuple[int, int], then: int, otherwise: int
     ) -> list[bytes]:
-        """What one call's argument decides."""
+        """For one call, return `then` if a comparison of the argument holds, else `otherwise`."""
         inner = [_instruction(_LOAD, argument)]
         for comparison, value in comparisons:
             inner += _return_if(comparison, value, then)
@@ -167,7 +168,7 @@ def filter_program(machine: str, pid: int) -> bytes:
         _instruction(_RETURN, _KILL),
         _instruction(_LOAD, _NUMBER),
         *_return_if(_AT_LEAST, _X32, refuse),
-        *_return_if(_EQUAL, DECIDED["clone3"][column], _ERROR | errno.ENOSYS),  # then clone is used
+        *_return_if(_EQUAL, DECIDED["clone3"][column], _ERROR | errno.ENOSYS),  # libc tries clone
     ]
     for numbers in REFUSED.values():
         if (number := numbers[column]) is not None:
@@ -186,10 +187,10 @@ def filter_program(machine: str, pid: int) -> bytes:
 
 
 def _return_if(comparison: int, value: int, answer: int) -> list[bytes]:
-    """Return `answer` if the comparison holds; otherwise go on."""
+    """Return `answer` if the comparison holds, else continue."""
     return [_instruction(comparison, value, 0, 1), _instruction(_RETURN, answer)]
 
 
 def _instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
-    """A jump counts the instructions that it passes over."""
+    """One instruction; jumps count the instructions to skip."""
     return struct.pack("=HBBI", code, if_true, if_false, value)

@@ -1,8 +1,8 @@
 """The walls around a process that loads a model: what it can no longer do, and whether they hold.
 
-A process raises them around itself, and nothing takes them down again. A kernel that lacks one is
-no reason not to serve. Main thread: before native code reads a file that may be hostile, and before
-other threads are there, which Landlock would not bind.
+A process raises them around itself and cannot take them down. A worker serves even if the kernel
+lacks one. Runs on the main thread, before native code reads a file that may be hostile, and before
+there are other threads, which Landlock would not bind.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ _SYSTEM = (
     *(f"/proc/{name}" for name in ("self", "cpuinfo", "meminfo", "stat", "sys", "version")),
     *(f"/proc/{name}" for name in ("modules", "devices", "filesystems", "driver")),
 )
-"""What the C library, drivers and Python read of a system. Nothing in it is a secret."""
+"""What the C library, drivers and Python read from the system; none of it is secret."""
 _NODES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 _LIBRARY_VARIABLES = ("LD_LIBRARY_PATH", "GGML_", "VK_", "MESA_", "CUDA_", "NVIDIA_", "__GL_")
-"""Prefixes of variables by which an operator names files of libraries."""
+"""Prefixes of variables in which an operator names files for libraries."""
 _OWN_THREADS = "/proc/self/task"
-"""CUDA's driver writes the names of its threads there, and does not start where it cannot."""
+"""CUDA's driver writes the names of its threads there, and does not start if it cannot."""
 _NVIDIA, _NVIDIA_NODE = Path("/proc/driver/nvidia/version"), Path("/dev/nvidia-uvm")
 _MAKE_NVIDIA_NODES = ("nvidia-modprobe", "-c0", "-u")
-"""CUDA calls it by itself where a node is missing; inside the walls it would not get its rights."""
+"""CUDA runs this itself if a node is missing; inside the walls it would not be privileged."""
 
 
 class Walls:
-    """The constructor raises those that a load can bear, `close` the rest."""
+    """The constructor raises the walls that do not hinder a load, `close` the rest."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Walls:
         driver_cache: Path | None = None,
     ) -> None:
         """`reads` are files: the model's, and others that a setting names. `writes` are folders,
-        which are made. A GPU's driver keeps what it compiles in `driver_cache`."""
+        created if missing. A GPU's driver keeps what it compiles in `driver_cache`."""
         self._settings = settings
         self._found: list[Wall] = []
         if settings.on_gpu and driver_cache is not None:
@@ -65,7 +65,8 @@ class Walls:
             self._raise("system_calls", _restrict_calls)
 
     def close(self) -> tuple[Wall, ...]:
-        """Call it once the model is loaded: a GPU's driver has made its connections by then."""
+        """Raise the remaining walls and report all; call it once the model is loaded, when a GPU's
+        driver has made its connections."""
         if self._settings.on_gpu:
             self._raise("system_calls", _restrict_calls)
         return tuple(self._found)
@@ -82,11 +83,11 @@ class Walls:
 
 
 def forbid_core_dumps() -> str:
-    """A core dump would have prompts in it. Returns what forbids it."""
+    """Forbid core dumps, which would contain prompts; returns what forbids them."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform != "linux":
         return "a limit of 0 bytes"
-    libc.set_not_dumpable()  # the limit does not bind a program that cores are piped to
+    libc.set_not_dumpable()  # the limit does not apply to piped core dumps
     return "not dumpable"
 
 
@@ -96,7 +97,7 @@ def _restrict_files(rules: Iterable[tuple[str, int]]) -> str:
     n_others = len(os.listdir("/proc/self/task")) - 1
     version = landlock.restrict(rules)
     if n_others:
-        raise OSError(errno.EBUSY, f"{n_others} threads that were there before are not bound")
+        raise OSError(errno.EBUSY, f"{n_others} threads that existed before are not bound")
     return f"Landlock {version}"
 
 
@@ -110,7 +111,7 @@ def _restrict_calls() -> str:
 def _rules(
     backend: BackendName, reads: Iterable[Path], writes: Iterable[Path]
 ) -> Iterator[tuple[str, int]]:
-    """Paths, and the rights on each and on what is below it."""
+    """Paths, with the rights on each and everything below it."""
     for path in (*_SYSTEM, *_python(), *map(str, reads)):
         yield path, landlock.READ
     for pattern in (*_NODES, *_nodes(backend)):
@@ -119,7 +120,7 @@ def _rules(
     if BACKENDS[backend].on_gpu:
         yield _OWN_THREADS, landlock.READ | landlock.WRITE_FILE | landlock.TRUNCATE
     for folder in writes:
-        with contextlib.suppress(OSError):  # who needs it says so
+        with contextlib.suppress(OSError):  # whoever needs it reports that
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         yield str(folder), landlock.WRITE
     for name, value in os.environ.items():
@@ -129,7 +130,7 @@ def _rules(
 
 
 def _python() -> Iterator[str]:
-    """The interpreter, installed packages and this one: some modules are imported when needed."""
+    """The interpreter and all packages: some modules are imported only when needed."""
     yield from (sys.prefix, sys.base_prefix, *worker.__path__)
     for folder in sys.path:
         if folder.endswith(("site-packages", "dist-packages")) and os.path.isdir(folder):
@@ -138,8 +139,8 @@ def _python() -> Iterator[str]:
 
 
 def _linked(folder: str) -> Iterator[str]:
-    """Where the packages lie that an installer has only linked: each link, or each file of a
-    package, as `uv --link-mode=symlink` does it."""
+    """The targets of packages that an installer has linked: the package itself, or each of its
+    files, as `uv --link-mode=symlink` does."""
     for entry in _entries(folder):
         if entry.is_symlink():
             yield os.path.realpath(entry)
@@ -150,7 +151,7 @@ def _linked(folder: str) -> Iterator[str]:
 def _linked_package(package: str) -> Iterator[str]:
     files = [entry for entry in _entries(package) if entry.is_symlink() or entry.is_file()]
     links = [entry for entry in files if entry.is_symlink()]
-    if not files:  # a namespace, which has packages
+    if not files:  # a namespace package
         yield from _linked(package)
     for link in links:
         real = os.path.realpath(link)
@@ -162,7 +163,7 @@ def _entries(folder: str) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as found:
             return list(found)
-    except OSError:  # nor can anything be imported from there
+    except OSError:  # nothing can be imported from there either
         return []
 
 
