@@ -28,10 +28,11 @@ def layers_of(settings: EngineSettings, model: GgufHeader) -> tuple[int, int]:
     """
     last = (model.block_count or 1) - 1
     first, wanted = settings.control_vector_layer_range or (1, last)
-    if wanted > last + 1:  # one too many is accepted, as llama-server's default
+    # As an end, one too many is accepted: it is llama-server's default.
+    if wanted > last + 1 or (settings.control_vector_layer_range and first > last):
+        what = f"--control-vector-layer-range is {first} to {wanted}"
         raise ConfigError(
-            f"--control-vector-layer-range ends at {wanted}, but the model's last layer is {last}.",
-            field="control_vector_layer_range",
+            f"{what}, but the model's last layer is {last}.", field="control_vector_layer_range"
         )
     return first, min(wanted, last)
 

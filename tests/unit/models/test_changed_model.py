@@ -87,6 +87,7 @@ def test_vectors_are_scaled_added_up_and_cut_to_their_layers(tmp_path: Path) -> 
         ("model", None, "is not a control vector"),
         ("other", None, "is not for"),
         ("other", (1, 99), "last layer"),
+        ("other", (4, 4), "last layer is 3"),
     ],
 )
 def test_what_is_no_vector_of_the_model_is_refused(
