@@ -215,10 +215,10 @@ def test_switches_have_two_sides() -> None:
         (["--n-gpu-layers", "20"], ["--n-gpu-layers", "llorch-cpu", "'0'"]),
         (["--max-body-bytes", "1"], ["--max-body-bytes", "1024"]),
         (["--speculate", "ngram", "--draft", "a.gguf"], ["--draft", "nothing would use it"]),
-        (["--speculate", "draft"], ["--speculate", "no --draft names a model"]),
+        (["--speculate", "draft"], ["--speculate", "there is no --draft model"]),
         (["--rope-scaling", "none", "--rope-scale", "4"], ["--rope-scale", "--rope-scaling"]),
-        (["--rope-scale", "2", "--rope-freq-scale", "0.5"], ["--rope-scale", "-freq-scale says"]),
-        (["--lora", "n=a.gguf", "--lora", "n=b.gguf"], ["--lora", "'n' is there twice"]),
+        (["--rope-scale", "2", "--rope-freq-scale", "0.5"], ["--rope-scale", "give only one"]),
+        (["--lora", "n=a.gguf", "--lora", "n=b.gguf"], ["--lora", "'n' is given twice"]),
         (["--override-kv", f"n=str:{'a' * 128}"], ["a key and a value of at most 127 bytes each"]),
     ],
     ids=lambda value: " ".join(value[:2]) if value and value[0].startswith("--") else "",
@@ -378,7 +378,7 @@ def test_an_empty_variable_is_no_value(monkeypatch: pytest.MonkeyPatch) -> None:
         ("port = ", ["not valid TOML"]),
         ('worker_token = "x"', ["LLORCH_WORKER_TOKEN"]),
         ('slots = "many"', ["slots", "whole number"]),
-        ("port = true", ["port", "is true; it is no switch"]),
+        ("port = true", ["port", "is true; it is not a switch"]),
         ("cuda_device = 1", ["llorch-cuda only"]),
         (r'chat_template = "a\u0000b"', ["chat_template", "has the character U+0000"]),
         (r'lora = ["a\u0000b"]', ["lora", "has the character U+0000"]),
@@ -386,7 +386,7 @@ def test_an_empty_variable_is_no_value(monkeypatch: pytest.MonkeyPatch) -> None:
         ("samplers = ['top_k', 3]", ["it must be a text, or a list of texts"]),
         ("config = 'other.toml'", ["config", "is not a setting"]),
         ("cache_reuse = 1", ["cache_reuse", "is not a setting; llorch-cpu --help lists them."]),
-        ("kv-cells = 512\nkv_cells = 1024", ["kv_cells", "is there twice"]),
+        ("kv-cells = 512\nkv_cells = 1024", ["kv_cells", "is given twice"]),
     ],
 )
 def test_a_wrong_file_is_named_with_its_key(tmp_path: Path, text: str, words: list[str]) -> None:
@@ -442,12 +442,15 @@ def test_no_secret_of_an_address_shows_in_a_message(url: str) -> None:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ("--kv-store /store --no-prefix-cache", "it keeps what the prefix cache has"),
+        ("--kv-store /store --no-prefix-cache", "it stores the prefix cache"),
         ("--ssl-certfile /a.pem", "--ssl-certfile and --ssl-keyfile go together"),
         ("--ssl-keyfile /a.pem", "--ssl-certfile and --ssl-keyfile go together"),
         ("--uds /socket --callback-url http://manager/", "a pool manager cannot reach a worker"),
-        ("--control-vector-layer-range 1 2", "no --control-vector is there"),
-        ("--control-vector /a.gguf --control-vector-layer-range 2 1", "comes behind the last"),
+        ("--control-vector-layer-range 1 2", "there is no --control-vector"),
+        (
+            "--control-vector /a.gguf --control-vector-layer-range 2 1",
+            "its first layer comes after its last",
+        ),
         ("--lora a=/a.gguf --served-model-name a", "'a' is a name of the model itself"),
     ],
 )
@@ -492,14 +495,14 @@ def test_several_faults_are_told_together() -> None:
         (["--"], "-- ends the flags, and llorch-cpu takes nothing else; leave it out."),
         (["--", "--port", "1"], "and llorch-cpu takes nothing else; leave it out."),
         (["--qqqq"], "--help lists them."),
-        (["--cuda-device", "0"], "it is one of llorch-cuda."),
+        (["--cuda-device", "0"], "it is a flag of llorch-cuda."),
         (["--kv_cells", "1"], "did you mean --kv-cells?"),
         (["--maxtokensout", "1"], "did you mean --max-tokens-out?"),
         (["--contxt-lenght", "1"], "did you mean --context-length?"),
         (["--temprature", "1"], "did you mean --temperature?"),
         (["--cache-reuse", "1"], "--help lists them."),
-        (["-cb"], "; leave it out: it is always so here."),
-        (["-s", "42"], "; each request may say it."),
+        (["-cb"], "; leave it out: this is always on here."),
+        (["-s", "42"], "; it is a field of each request."),
         (["--webui"], "did you mean --page?"),
         (["--cache-prompt"], "did you mean --prefix-cache?"),
         (["--top-a", "1"], "--help lists them."),
@@ -521,7 +524,7 @@ def test_all_flags_of_another_program_are_told_together() -> None:
     assert message == (
         "-m is not a flag of llorch-cpu; did you mean --model? "
         "-c is not a flag of llorch-cpu; did you mean --kv-cells or --context-length? "
-        "--jinja is not a flag of llorch-cpu; leave it out: it is always so here."
+        "--jinja is not a flag of llorch-cpu; leave it out: this is always on here."
     )
 
 
@@ -533,7 +536,7 @@ def test_the_help_of_a_subcommand_is_of_the_flags_that_it_is_about(
         parse_flags("cpu", ["--help"], name)
     text = " ".join(capsys.readouterr().out.split())
     assert "--max-queued-requests" not in text and ("--port" in text or "--slots" in text)
-    assert "those that are not shown here are in llorch-cpu --help" in text
+    assert "llorch-cpu --help lists those that are not shown here" in text
     assert parse_flags("cpu", ["--max-queued-requests", "4"], name)
 
 

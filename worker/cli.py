@@ -1,4 +1,4 @@
-"""What the commands of `pyproject.toml` call. Nothing else is imported before Ctrl-C can wait."""
+"""The entry points of `pyproject.toml`. Nothing else is imported until Ctrl-C can be deferred."""
 
 from __future__ import annotations
 
@@ -15,43 +15,46 @@ from functools import partial
 from typing import NoReturn
 
 _MOMENT_SECONDS = 0.01
-"""In which a callback or destructor is over."""
+"""Time for a callback or destructor to return before Ctrl-C is raised again."""
 
 
 def stop_signals() -> tuple[signal.Signals, ...]:
-    """Those that stop a worker. One that `nohup` has started outlives its terminal."""
+    """The signals that stop a worker. `nohup` ignores SIGHUP, so that its command outlives the
+    terminal; then SIGHUP is not among them."""
     ignores_terminal = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return (signal.SIGINT, signal.SIGTERM, *(() if ignores_terminal else (signal.SIGHUP,)))
 
 
 @contextmanager
 def interrupted_later() -> Iterator[None]:
-    """For imports. A signal that would raise `KeyboardInterrupt` inside the block does so at its
-    end: inside of a native module that is being imported, an exception may crash."""
-    came: list[int] = []
-    handled = [
+    """Defer `KeyboardInterrupt` to the end of the block. For imports: an exception that is raised
+    while a native module initialises may crash the process."""
+    received: list[int] = []
+    deferred = [
         each for each in stop_signals() if signal.getsignal(each) is signal.default_int_handler
     ]
-    for each in handled:
-        signal.signal(each, lambda number, _: came.append(number))
+    for each in deferred:
+        signal.signal(each, lambda number, _: received.append(number))
     try:
         yield
     finally:
-        for each in handled:
+        for each in deferred:
             signal.signal(each, signal.default_int_handler)
-    if came:
+    if received:
         raise KeyboardInterrupt
 
 
 def _command(module: str, function: str, *first: str) -> NoReturn:
-    """Run a function of a module with `first` and the command line, and exit with the code that it
-    returns. A reader that leaves, as `head` does, ends the command without a word. A command whose
-    output cannot be written has failed."""
+    """Call `function` of `module` with `first` and the command line; exit with the code it returns.
+
+    If the reader of stdout leaves, as `head` does, the command ends silently. If its output cannot
+    be written for another reason, it fails with exit code 1.
+    """
     _open_standard_files()
     sys.unraisablehook = partial(_interrupt_again, sys.unraisablehook, _thread.get_ident())
-    os.environ["PYTHONSAFEPATH"] = "1"  # what lies where this is started is no module of a child
-    # NumPy would have one for each core and use none. Where the system gives it too few, it sends
-    # this process a Ctrl-C.
+    os.environ["PYTHONSAFEPATH"] = "1"  # children import nothing from the working folder
+    # NumPy's OpenBLAS would start a thread per core, which nothing uses, and raise SIGINT in this
+    # process if the system refused one.
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
     try:
         with interrupted_later():
@@ -66,7 +69,7 @@ def _command(module: str, function: str, *first: str) -> NoReturn:
     except BrokenPipeError:
         stop_writing()
         sys.exit(128 + signal.SIGPIPE)
-    except OSError as error:  # of the output: a command tells what else the system refuses it
+    except OSError as error:  # from writing output: commands report all other system errors
         stop_writing()
         with suppress(OSError):
             name = os.path.basename(sys.argv[0])
@@ -75,19 +78,19 @@ def _command(module: str, function: str, *first: str) -> NoReturn:
     finally:
         try:
             sys.stderr.flush()
-        except OSError:  # Python would try again, and exit with 120
+        except OSError:  # at exit, Python would flush again, fail, and exit with 120
             stop_writing(2)
 
 
 def _open_standard_files() -> None:
-    """Open standard files that the parent closed; otherwise a socket, or a file that is written,
-    would take their numbers."""
+    """Open `/dev/null` for each standard file that the parent closed; otherwise a socket or an
+    output file would get its descriptor."""
     for number in (0, 1, 2):
         try:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
-            os.set_inheritable(number, True)  # the engine process logs there, too
+            os.set_inheritable(number, True)  # the engine process logs to it, too
     if sys.stdin is None:
         sys.stdin = open(0, closefd=False)
     if sys.stdout is None:
@@ -95,34 +98,34 @@ def _open_standard_files() -> None:
     if sys.stderr is None:
         sys.stderr = open(2, "w", closefd=False)
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding != "utf-8":
-        sys.stdout.reconfigure(errors="replace")  # a plan's bars are no reason to show no plan
+        sys.stdout.reconfigure(errors="replace")  # prints a plan even if not its bars
 
 
 def _interrupt_again(
-    tell: Callable[[sys.UnraisableHookArgs], object],
+    report: Callable[[sys.UnraisableHookArgs], object],
     main_thread: int,
     lost: sys.UnraisableHookArgs,
 ) -> None:
-    """Have a Ctrl-C that came inside of a callback or destructor, which raise nothing, come once
-    more. Python shows its trace and goes on."""
-    # Behind a shell's `&`, Ctrl-C itself is ignored; an event loop has a handler of its own.
+    """Raise a Ctrl-C again that arrived inside a callback or destructor, where Python only prints
+    the exception and continues. `report` is called for all other exceptions."""
+    # Whichever is handled: a shell's `&` ignores SIGINT, and event loops have their own handlers.
     numbers = [each for each in stop_signals() if callable(signal.getsignal(each))]
     if not numbers or not issubclass(lost.exc_type, KeyboardInterrupt):
-        tell(lost)
+        report(lost)
         return
 
     def interrupt() -> None:
         time.sleep(_MOMENT_SECONDS)
         if callable(signal.getsignal(numbers[0])):
-            signal.pthread_kill(main_thread, numbers[0])  # which also ends a wait
+            signal.pthread_kill(main_thread, numbers[0])  # also ends a blocking call
 
-    with suppress(RuntimeError):  # no thread is left
+    with suppress(RuntimeError):  # the system refuses a thread
         _thread.start_new_thread(interrupt, ())
 
 
 def stop_writing(number: int = 1) -> None:
-    """Have what is still to be written to stdout, or to the file of that number, go nowhere: it
-    cannot be written where it was."""
+    """Discard what is still buffered for stdout, or for another descriptor, and cannot be
+    written."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), number)
 
 

@@ -23,9 +23,9 @@ GROUPS = {
     "device": "the device",
     "engine": "the engine",
     "limits": "limits",
-    "sampling": "sampling, where a request leaves it open (not on /execute and /v1/inference); "
-    "without a flag as the file says, else as llama.cpp",
-    "chat": "chats, where a request says nothing",
+    "sampling": "sampling defaults (not for /execute and /v1/inference); without a flag, "
+    "the model file's value applies, else llama.cpp's",
+    "chat": "chat defaults, which requests can override",
     "server": "the server",
     "pool": "the pool manager",
 }
@@ -34,11 +34,11 @@ _OF_A_START = (
     "6 download, 7 port in use, 8 engine crash loop"
 )
 _EXIT_CODES = {
-    None: f"0 clean stop, 1 a fault of the worker, or no manager took its callback, {_OF_A_START}",
-    "health": "0 the worker is well, 1 it is not, or does not answer, 2 usage or config, "
+    None: f"0 clean stop, 1 a fault of the worker or a callback that failed, {_OF_A_START}",
+    "health": "0 the worker is healthy, 1 it is not or does not answer, 2 usage or config, "
     "4 backend mismatch",
 }
-"""By subcommand; those that are not here have the codes of a start."""
+"""By subcommand, `None` being a start; all others have the codes of a start."""
 _SHOWN = {
     "plan": ("model", "device", "engine"),
     "chat": ("model", "server"),
@@ -46,7 +46,7 @@ _SHOWN = {
     "health": ("server",),
     "doctor": ("model", "device", "engine", "server"),
 }
-"""The groups in a subcommand's help, which names `--help` of a start for the others."""
+"""The groups in a subcommand's help, which refers to `--help` of a start for the others."""
 
 _OTHER_NAMES = {
     "--model": ("-m", "-hf", "-hfr", "--hf-repo", "-hff", "--hf-file"),
@@ -112,20 +112,20 @@ _OTHER_NAMES = {
     "the variable HF_HUB_OFFLINE": ("--offline",),
     "the subcommand doctor": ("-dev", "--device", "--list-devices"),
     f"the variable {ENV_PREFIX}WORKER_TOKEN": ("--api-key", "--worker-token"),
-    "; leave it out: it is always so here.": (
+    "; leave it out: this is always on here.": (
         *("--jinja", "--metrics", "-cb", "--cont-batching", "--warmup"),
     ),
-    "; each request may say it.": (
+    "; it is a field of each request.": (
         *("-s", "--seed", "--ignore-eos", "-l", "--logit-bias", "-r", "--reverse-prompt"),
         *("--grammar", "--grammar-file", "-j", "--json-schema", "-jf", "--json-schema-file"),
         *("--dry-sequence-breaker", "--embd-normalize"),
     ),
 }
-"""What llama-server and vLLM call the same thing; one of their names may stand for two of ours."""
+"""Our flags, and their names in llama-server and vLLM; one of theirs can match two of ours."""
 
 
 _NONE_FLAGS = frozenset({"mmproj"})
-"""Settings whose value `none` has a flag of its own, as other servers have it."""
+"""Settings with a `--no-` flag for the value `none`, as in other servers."""
 
 
 class _Parser(Parser):
@@ -136,11 +136,11 @@ class _Parser(Parser):
     def hint(self, unknown: str) -> str:
         name = unknown[2:].replace("-", "_")
         if (owner := BACKEND_FIELDS.get(name)) and flag(name) not in self._option_string_actions:
-            return f"; it is one of llorch-{owner}."
+            return f"; it is a flag of llorch-{owner}."
         return super().hint(unknown)
 
     def error(self, message: str) -> NoReturn:
-        # argparse says that it ignores what it refuses.
+        # argparse says "ignored" of a value that it refuses.
         ignored, refused = ": ignored explicit argument", " is a switch and takes no value, not"
         message = message.replace(ignored, refused)
         end = "" if message[-1] in ".?" else "."
@@ -150,7 +150,7 @@ class _Parser(Parser):
 def parse_flags(
     backend: BackendName, argv: Sequence[str], name: str | None = None
 ) -> dict[str, Any]:
-    """The given flags, as strings under their setting's name; `name` is a subcommand."""
+    """The flags that are given, as texts by setting; `name` is the subcommand, if any."""
     parser = _parser(backend, name)
     namespace, unknown = parser.parse_known_args(list(argv))
     if unknown:
@@ -161,7 +161,7 @@ def parse_flags(
         known = parser._option_string_actions.get(before)
         if known is not None and known.nargs == 0 and first not in SUBCOMMANDS:
             parser.error(f"{before} is a switch and takes no value, not {first!r}")
-        what = f"{first!r} is none of the subcommands {', '.join(SUBCOMMANDS)}"
+        what = f"{first!r} is not one of the subcommands {', '.join(SUBCOMMANDS)}"
         hint = closest(first, [*SUBCOMMANDS, "--help", "--version"])
         if first in SUBCOMMANDS:
             what, hint = f"A subcommand comes first: llorch-{backend} {first} …", "."
@@ -179,13 +179,13 @@ def _parser(backend: BackendName, name: str | None) -> _Parser:
     parser = _Parser(
         prog=f"llorch-{backend}" + (f" {name}" if name else ""),
         usage="%(prog)s [flags]" if name else "%(prog)s [subcommand] [flags]",
-        description=f"{SUBCOMMANDS[name]} It takes all flags of llorch-{backend}; those that are "
-        f"not shown here are in llorch-{backend} --help."
+        description=f"{SUBCOMMANDS[name]} It takes all flags of llorch-{backend}; "
+        f"llorch-{backend} --help lists those that are not shown here."
         if name
-        else "Serve one model on one device over HTTP. Without any flag: the bundled tiny model "
-        f"on http://127.0.0.1:8080.\n\nsubcommands:{lines}",
+        else "Serve one model on one device over HTTP. Without any flag, serve the bundled tiny "
+        f"model on http://127.0.0.1:8080.\n\nsubcommands:{lines}",
         epilog=f"Every flag has a variable: --max-body-bytes is {ENV_PREFIX}MAX_BODY_BYTES. "
-        "Flags win over variables, variables over the config file. Secrets are variables only: "
+        "Flags override variables, variables override the config file. Secrets are variables only: "
         + ", ".join(sorted(ENV_PREFIX + each.upper() for each in ENV_ONLY))
         + f".\nexit codes: {exit_codes}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -229,7 +229,7 @@ def _add_flag(
 
 
 def shown_default(info: FieldInfo) -> str:
-    """A setting's default as it is given; empty if it has none, or an empty one."""
+    """A setting's default as a user would write it; empty if it has none or an empty one."""
     value = info.default
     if value in (None, (), "") or value is PydanticUndefined:
         return ""

@@ -1,8 +1,8 @@
 """One worker from its settings to its exit: listen, load, announce, serve, drain.
 
-Runs on the main thread, on the event loop that `run` starts. The order is the contract's: the port
+Runs on the main thread, on the event loop that `run` starts. The contract fixes the order: the port
 answers first, and nothing is announced before a token has been decoded. Once a stop has begun, the
-process is gone within the drain timeout and five seconds, whatever hangs.
+process exits within the drain timeout plus five seconds, whatever hangs.
 """
 
 from __future__ import annotations
@@ -50,51 +50,51 @@ from worker.wire.engine_info import EngineInfo
 from worker.wire.messages import Progress
 
 EXIT_MARGIN_SECONDS = 4.5
-"""Time for the exit after the drain timeout; then the process is ended by force."""
-_LLAMA_SERVERS = ("LLAMA_ARG_", "LLAMA_API_KEY")
-"""How the variables begin that are llama-server's flags."""
+"""How long after the drain timeout the process may still take to exit before it is killed."""
+_LLAMA_SERVER_PREFIXES = ("LLAMA_ARG_", "LLAMA_API_KEY")
+"""Prefixes of llama-server's own environment variables."""
 
 
-def run(settings: Settings, engine: EngineProcess, room: Callable[[], int]) -> None:
-    """Serve until stopped; raises the `WorkerError` that ended the worker, if one did.
+def run(settings: Settings, engine: EngineProcess, memory_limit: Callable[[], int]) -> None:
+    """Serve until stopped; raises the `WorkerError` that stopped the worker, if there was one.
 
-    `engine` is for the first load; it may be spawned already. `room` tells the bytes of memory
-    that a model may count on, where that decides which file is downloaded.
+    `engine` loads the model first; it may be spawned already. `memory_limit` returns how many bytes
+    a model may take; it is called only if that decides which file is downloaded.
     """
     settings.check_files()
     path = settings.socket_path
     listeners = listen_on(settings.host, settings.port) if path is None else [listen_at(path)]
     own = None if path is None else os.stat(path)
     if settings.engine.confine:
-        with contextlib.suppress(OSError):  # the engine, which tries the same, tells it
+        with contextlib.suppress(OSError):  # the engine tries too, and reports the failure
             forbid_core_dumps()
-    # /health would wait several times for Python's 5 ms while threads read and write JSON.
+    # With Python's 5 ms, /health would wait several intervals while threads handle JSON.
     sys.setswitchinterval(0.0005)
     loop_factory = uvicorn.Config("", log_config=None).get_loop_factory()
     runner = asyncio.Runner(loop_factory=loop_factory)
     try:
         _resolve_in_daemon_threads(runner.get_loop())
-        error = runner.run(Lifecycle(settings, listeners, engine, room).serve())
+        error = runner.run(Lifecycle(settings, listeners, engine, memory_limit).serve())
     finally:
         if path is not None and own is not None:
             with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.stat(path), own):  # and not that of who came after
+                if os.path.samestat(os.stat(path), own):  # not a successor's
                     os.unlink(path)
-        with contextlib.suppress(RuntimeError):  # it takes a thread, and there may be none
+        with contextlib.suppress(RuntimeError):  # it needs a thread, which the system may refuse
             runner.close()
     if error is not None:
         raise error
 
 
 def _resolve_in_daemon_threads(loop: asyncio.AbstractEventLoop) -> None:
-    """Have the loop look names up in threads for which its end does not wait. A resolver that hangs
-    does so for minutes, and loops wait for their own threads; uvloop has four of them, so four
-    such names would also keep all others from being looked up."""
+    """Make the loop resolve names in daemon threads, which do not delay the exit. A resolver can
+    hang for minutes, and a loop waits for its own threads when it closes; uvloop has four, so four
+    such names would also block all other lookups."""
     pending: dict[tuple[Any, ...], Future[Any]] = {}
 
     async def getaddrinfo(host: Any, port: Any, **hints: int) -> Any:
         place = (host, port, *sorted(hints.items()))
-        found = pending.get(place)  # an earlier lookup of it may hang
+        found = pending.get(place)  # joins an earlier lookup, which may hang
         if found is None:
             found = in_daemon_thread(partial(socket.getaddrinfo, host, port, **hints))
             pending[place] = found
@@ -107,7 +107,7 @@ def _resolve_in_daemon_threads(loop: asyncio.AbstractEventLoop) -> None:
 def _print(line: str) -> None:
     try:
         print(line, flush=True)
-    except OSError:  # whoever read it has left, or a disk is full, which is no reason to end
+    except OSError:  # the reader has left, or a disk is full; serving goes on
         stop_writing()
 
 
@@ -117,11 +117,11 @@ class Lifecycle:
         settings: Settings,
         listeners: Sequence[socket.socket],
         engine: EngineProcess,
-        room: Callable[[], int],
+        memory_limit: Callable[[], int],
     ) -> None:
         self._settings = settings
         self._engine = engine
-        self._room = room
+        self._memory_limit = memory_limit
         self._listeners = list(listeners)
         self._log = get_logger()
         self._started_at = time.monotonic()
@@ -139,14 +139,14 @@ class Lifecycle:
         self._heartbeats: Heartbeats | None = None
 
     async def serve(self) -> WorkerError | None:
-        """Run the worker to its end; returns the error that ended it, `None` if it was told to."""
+        """Run until the worker stops; returns the error that stopped it, or `None`."""
         settings = self._settings
         in_daemon_thread(self._leave_by_force)
         self._metrics = Metrics(settings.worker_id, len(settings.adapters))
         self._supervisor = Supervisor(settings, self._metrics, self._engine)
         for number in stop_signals():
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
-            # Beside it: Python runs this one also where the loop waits for something for ever.
+            # In addition: Python runs this handler even while the loop is blocked.
             signal.signal(number, lambda *_: self._must_leave.put(None))
         server = self._http_server()
         self._pool = PoolClient(settings, self._metrics)
@@ -192,7 +192,7 @@ class Lifecycle:
         return server_for(create_app(state), patience, on_cut, self._settings.certificate)
 
     async def _start(self) -> None:
-        """Bring the worker up; what goes wrong ends it."""
+        """Bring the worker up; a failure stops it."""
         try:
             await self._bring_up()
         except WorkerError as error:
@@ -204,7 +204,8 @@ class Lifecycle:
             self._supervisor.fail(told or WorkerError(f"The start failed unexpectedly: {error!r}."))
 
     async def _bring_up(self) -> None:
-        """Resolve, load, announce; returns when the pool manager knows, or raises why not."""
+        """Resolve and load the model, and announce the worker; returns once the pool manager, if
+        there is one, has accepted the callback."""
         settings = self._settings
         loop = asyncio.get_running_loop()
         set_progress = self._supervisor.set_progress
@@ -212,10 +213,10 @@ class Lifecycle:
         def on_progress(progress: Progress) -> None:  # helper threads call it, too
             loop.call_soon_threadsafe(set_progress, progress)
 
-        resolved = await resolve(settings, settings.model, on_progress, self._room)
+        resolved = await resolve(settings, settings.model, on_progress, self._memory_limit)
         self._log.info("model.resolved", model_ref=resolved.model_ref, kind=resolved.kind)
-        command = await load_command(settings, resolved, on_progress, self._room)
-        # Until this process ends: a later engine loads them again.
+        command = await load_command(settings, resolved, on_progress, self._memory_limit)
+        # Held until this process ends: a later engine loads the same files.
         self._held = [hold(path) for path in command.paths]
         starting = self._supervisor.start(command)
         info, _ = await asyncio.gather(starting, build_schemas(self._state))
@@ -232,7 +233,7 @@ class Lifecycle:
             line = first_request(
                 self._uri, key if settings.needs_key else None, settings.api_prefix
             )
-            # On a thread of its own: if nobody reads stdout, this blocks, but serving must not.
+            # In its own thread: this blocks if nobody reads stdout, and serving must not.
             in_daemon_thread(partial(_print, line))
         await self._pool.announce(self._ready_callback, lambda: self._supervisor.has_served)
 
@@ -251,20 +252,20 @@ class Lifecycle:
             print(text, end="", file=sys.stderr, flush=True)
 
     def _where(self) -> str:
-        """Where a person can see the worker."""
+        """Where a person finds the worker in a browser, or its API without pages."""
         if not self._settings.page:
             return f"Described in {self._uri}/openapi.json"
         chat = f"Chat at {self._uri}{CHAT}/" if has_chat() else NO_CHAT
         return f"Page at {self._uri}/\n{chat}"
 
     async def _ready_callback(self) -> dict[str, Any]:
-        """The callback, once an engine serves: that of the first may be lost before it is sent."""
+        """The callback's body, once an engine serves; the first may crash before it is sent."""
         async for _ in self._supervisor.watch_progress():
             pass
         return self._callback()
 
     def _callback(self) -> dict[str, Any]:
-        """What the pool manager is told once the worker is ready."""
+        """The body of the ready callback."""
         settings, status = self._settings, self._supervisor.status()
         info, engine = status.info, settings.engine
         return {
@@ -283,7 +284,7 @@ class Lifecycle:
         }
 
     def _beat(self) -> dict[str, Any]:
-        """The worker's whole state now, as a heartbeat."""
+        """The body of a heartbeat: the callback's fields, and the worker's current state."""
         status = self._supervisor.status()
         return self._callback() | {
             "status": status.pool_status,
@@ -324,41 +325,41 @@ class Lifecycle:
             self._log.warning(
                 "worker.unprotected",
                 message=f"Listening on {', '.join(settings.host)} without LLORCH_WORKER_TOKEN "
-                "or --api-key-file: whoever reaches the port may use the model.",
+                "or --api-key-file: anyone who reaches the port can use the model.",
             )
-        if unread := sorted(name for name in os.environ if name.startswith(_LLAMA_SERVERS)):
+        if unread := sorted(name for name in os.environ if name.startswith(_LLAMA_SERVER_PREFIXES)):
             self._log.warning(
                 "worker.variables_unread",
-                message=f"{', '.join(unread)}: llama-server's, which a worker does not read; its "
-                "own begin with LLORCH_, and --help has their names.",
+                message=f"{', '.join(unread)}: llama-server's variables, which the worker does "
+                "not read. Its own begin with LLORCH_; see --help.",
             )
         managers = [url for url in (settings.callback_url, settings.heartbeat_url) if url]
-        told = self._listeners[0]
+        announced = self._listeners[0]
         is_far = any(not is_loopback(urlsplit(url).hostname or "") for url in managers)
-        is_unreachable = (managers and is_wildcard(told)) or (is_far and is_local(told))
+        is_unreachable = (managers and is_wildcard(announced)) or (is_far and is_local(announced))
         if is_unreachable and settings.advertise_host is None:
-            remedy = "another --host" if is_local(told) else "--advertise-host"
+            remedy = "another --host" if is_local(announced) else "--advertise-host"
             self._log.warning(
                 "worker.unreachable_uri",
-                message=f"The pool manager is told {self._uri}, which no other machine can use; "
-                f"give {remedy}.",
+                message=f"The worker announces itself to the pool manager as {self._uri}, which "
+                f"no other machine can reach; set {remedy}.",
             )
 
     # --- stop ----------------------------------------------------------------------------
 
     def _on_signal(self, number: signal.Signals) -> None:
         self._log.info("worker.signal", signal=signal.Signals(number).name)
-        # The first one never cuts a drain: an orchestrator sends it after `/shutdown`, too. Nor do
-        # those of a terminal that is closed: its shell sends one, and the system another.
+        # The first signal never cuts a drain short: an orchestrator also sends one after
+        # `/shutdown`. Nor does SIGHUP: a closing terminal and its shell send one each.
         if self._was_signalled and number != signal.SIGHUP:
             self._stops_now = True
             self._supervisor.cut_drain()
-            self._starting.cancel()  # once more: a conversion has no more time, either
+            self._starting.cancel()  # a second time: ends a conversion at once, too
         self._was_signalled = True
         self._request_stop()
 
     def _request_stop(self) -> None:
-        """Stop taking work at once; `serve` does the rest of the stop."""
+        """Refuse new work from now on; `serve` does the rest of the stop."""
         if self._supervisor.draining:
             return
         self._supervisor.begin_draining()
@@ -369,7 +370,7 @@ class Lifecycle:
     def _leave_by_force(self) -> None:
         """End the process once the time for a stop is over, whatever the event loop does.
 
-        On a thread that is made at the start: when it is needed, there may be none to be had.
+        Its thread starts with the worker: later, the system may refuse one.
         """
         self._must_leave.get()
         time.sleep(self._settings.drain_timeout + EXIT_MARGIN_SECONDS)
@@ -377,7 +378,7 @@ class Lifecycle:
 
     @property
     def _error(self) -> WorkerError | None:
-        """What the worker leaves with, be it met in the drain; `None` if it was told to leave."""
+        """The error that stops the worker, even if it occurs in the drain; `None` without one."""
         fatal = self._supervisor.fatal
         return fatal.result() if fatal.done() else None
 
@@ -393,14 +394,15 @@ class Lifecycle:
         self._request_stop()
         await self._supervisor.drain(self._settings.drain_timeout)
         server.end(now=self._stops_now)
-        # Of a conversion, for its process and what that has half written.
-        left = asyncio.wait({self._starting})
-        ends = await asyncio.gather(
-            self._supervisor.stop(), self._leave_pool(), serving, left, return_exceptions=True
+        # A cancelled conversion still ends its process and removes what that has half written.
+        start_ended = asyncio.wait({self._starting})
+        results = await asyncio.gather(
+            *(self._supervisor.stop(), self._leave_pool(), serving, start_ended),
+            return_exceptions=True,
         )
-        for trouble in ends:
-            if isinstance(trouble, BaseException):
-                self._log.error("worker.stop_trouble", exc_info=trouble)
+        for result in results:
+            if isinstance(result, BaseException):
+                self._log.error("worker.stop_trouble", exc_info=result)
 
     async def _leave_pool(self) -> None:
         if self._heartbeats is not None:

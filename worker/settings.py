@@ -1,9 +1,9 @@
-"""All settings of a worker; flags override `LLORCH_*` variables, these a TOML file, this the
-defaults.
+"""All settings of a worker. Flags override `LLORCH_*` variables, which override a TOML file, which
+overrides the defaults.
 
-This module has their names, ranges and help texts; `setting_faults` explains a wrong value. They
-are read once, on the main thread, before anything else runs, and frozen from then on. `flags`
-builds the command-line flags from these fields.
+This module defines names, ranges and help texts; `flags` builds the command line from them, and
+`setting_faults` explains a wrong value. Settings are read once, on the main thread, before anything
+else runs, and are frozen from then on.
 """
 
 # ruff: noqa: E501 - the settings are a table, one a line
@@ -81,14 +81,14 @@ BACKEND_FIELDS: Mapping[str, BackendName] = {
 ALIASES = {
     "model": "MODEL_PATH", "host": "BIND_ADDR", "port": "BIND_ADDR", "cuda_device": "CUDA_DEVICE"
 }  # fmt: skip
-"""Settings, each with the variable of it that other workers of a pool read."""
+"""Settings that have another variable, too, which is what other workers of a pool read."""
 OTHER_FILES = 64
-"""That a worker's process opens at once beside its connections, at most."""
+"""The most files that a worker's process has open in addition to its connections."""
 SWITCHES = ("enable_thinking", "thinking")
-"""Whether a model reasons, as chat templates call it."""
+"""The variables that switch reasoning on or off in chat templates."""
 _VISIBLE = r"^[\x21-\x7e]+$"
 _SENDABLE = r"^[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?$"
-"""What a header can carry: spaces at its ends are not part of it."""
+"""What a header's value can be: spaces at its ends would be stripped."""
 _HOST_NAME = re.compile(r"[A-Za-z0-9._-]+")
 # A Kubernetes Service named "llorch-…" puts such variables into every pod of its namespace.
 _SERVICE_LINK = re.compile(r"_(SERVICE_HOST|SERVICE_PORT\w*|PORT(_\d+_\w+)?)$")
@@ -99,14 +99,14 @@ def _setting(default: Any, group: str, text: str, **limits: Any) -> Any:
 
 
 def _separated(value: Any) -> Any:
-    """Split a text such as `a,b`, as in variables; a list from a flag or a file is kept."""
+    """Split a text such as `a,b`, which comes from a variable; keep a list from a flag or file."""
     return (
         tuple(filter(None, map(str.strip, value.split(",")))) if isinstance(value, str) else value
     )
 
 
 def _each_separated(value: Any) -> Any:
-    """Split a text such as `a,b`, or each of a list of them, as a flag may be given twice."""
+    """Split a text such as `a,b`, or each text of a list, which comes from a repeated flag."""
     given = value if isinstance(value, list | tuple) else [value]
     parts = (_separated(each) if isinstance(each, str) else (each,) for each in given)
     return tuple(part for each in parts for part in each)
@@ -120,14 +120,14 @@ def _order(value: Any) -> tuple[str, ...]:
 
 
 def _file_name(value: Any) -> Any:
-    """Refuse an empty text, which a path has for the folder one is in."""
+    """Refuse an empty text, which `Path` would read as the working folder."""
     if value == "":
         raise ValueError("must be a text of at least 1 character")
     return value
 
 
 def _object(value: Any) -> Any:
-    """Read a text as JSON; a table of the file may have what JSON has."""
+    """Read a text as JSON. A table of the TOML file is limited to what JSON can express."""
     try:
         text = value if isinstance(value, str) else json.dumps(value)
         return pydantic_core.from_json(text, allow_inf_nan=False)
@@ -149,11 +149,11 @@ def _adapters(given: tuple[str, ...]) -> tuple[str, ...]:
 
 def _named_once(kind: str, names: list[str]) -> None:
     if twice := [name for name in names if names.count(name) > 1]:
-        raise ValueError(f"must name each {kind} once; {twice[0]!r} is there twice")
+        raise ValueError(f"must name each {kind} once; {twice[0]!r} is given twice")
 
 
 def _each(check: Callable[[str], object]) -> AfterValidator:
-    """Keep texts as they are, each of which `check` can read; it raises `ValueError` otherwise."""
+    """A validator that leaves texts unchanged; `check` raises `ValueError` for a wrong one."""
 
     def checked(given: tuple[str, ...]) -> tuple[str, ...]:
         for each in given:
@@ -190,7 +190,7 @@ def _media_host(text: str) -> tuple[str, int | None]:
 
 
 def check_host(text: str) -> str:
-    """Raises `ValueError` for what is neither a host's name nor an address."""
+    """Return a host name or address unchanged; raises `ValueError` for anything else."""
     try:
         if not _HOST_NAME.fullmatch(text):
             ip_address(text)
@@ -207,7 +207,8 @@ def _check_origin(text: str) -> None:
 
 
 def check_variables(given: dict[str, Any]) -> dict[str, Any]:
-    """Those of a chat template, to which a text is true, also "false"."""
+    """Check variables of a chat template: a switch must be a boolean, since a template takes any
+    text for true, even "false"."""
     for name in SWITCHES:
         if isinstance(given.get(name), str):
             raise ValueError(f"must have true or false as {name}, not a text")
@@ -215,7 +216,7 @@ def check_variables(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _pair(value: Any) -> Any:
-    """Read `1,9`, or a list of both; `None` is no pair."""
+    """Read two numbers from `1,9` or from a list; `None` stays."""
     if value is None:
         return None
     numbers = _each_separated(value)
@@ -260,14 +261,13 @@ _READ_FROM_TEXT: Mapping[Any, Any] = {
     "control_vector": Annotated[Names, _each(parse_control_vector)],
     "override_kv": Annotated[tuple[str, ...], NoDecode, BeforeValidator(_overrides)],
 }
-"""The types of the engine's settings that need more than pydantic's own reading, by their type
-there or by their name."""
+"""Types for the engine's settings that pydantic cannot read by itself, by their annotation or
+name."""
 _ENGINE_FIELDS = {each.name: each for each in dataclasses.fields(EngineSettings)}
 if TYPE_CHECKING:
     _TableFields = BaseSettings
 else:
-    # Users write the engine's settings and the samplers' beside all others, so each is a field
-    # here, too.
+    # For users, the engine's settings and the samplers' parameters are settings like all others.
     _TableFields = create_model(
         "_TableFields",
         __base__=BaseSettings,
@@ -309,63 +309,63 @@ class Settings(_TableFields):
     backend: BackendName = _setting("cpu", "", "set by the command")
 
     # fmt: off
-    model: Name | None = _setting(None, "model", "an alias of the models file, a .gguf file, a folder of SafeTensors, hf:owner/repo:Q4_K_M@revision or hf:owner/repo@revision::file=name.gguf; without it the bundled tiny model")
-    lora: Annotated[Names, AfterValidator(_adapters)] = _setting((), "model", "[NAME=]FILE[:SCALE], repeatable: a LoRA adapter, a GGUF or a folder of PEFT's, for requests that ask for NAME as their model; without a name, for all that ask for none; scale 1 without it")
-    draft: Name | None = _setting(None, "model", "a small model of the same vocabulary, named as --model's, that guesses ahead for a stream that runs alone")
-    mmproj: Name | None = _setting(None, "model", "FILE: the projector with which the model sees and hears; without it the smallest of the model's repository, or the only one beside the model that fits; none or --no-mmproj: text only")
-    models_file: File | None = _setting(None, "model", "the models.toml to look aliases up in; without it that of the working folder, else the one that ships")
-    outtype: OutputType = _setting("q8_0", "model", "weight type when SafeTensors are converted")
-    cache_dir: File | None = _setting(None, "model", "where downloads and conversions go; without it $XDG_CACHE_HOME/llorch-worker")
-    worker_id: str = Field(default_factory=lambda: str(uuid.uuid4()), min_length=1, max_length=200, pattern=_VISIBLE, description="name of this worker towards the pool; without it a fresh UUID", json_schema_extra={"group": "server"})
-    host: Hosts = _setting(("127.0.0.1",), "server", "an address to listen on, or a name for all of its addresses, repeatable; the first one is told to others", min_length=1, max_length=16)
-    port: Port = _setting(8080, "server", "port to listen on; 0 takes any free one")
-    api_prefix: str = _setting("", "server", "a path such as /llm that all paths of the worker begin with", pattern=r"^(/[A-Za-z0-9._~-]+)*$")
-    uds: Name | None = _setting(None, "server", "a Unix socket to listen on, in place of --host and --port; the umask says who may connect")
-    ssl_certfile: Name | None = _setting(None, "server", "certificate chain in PEM; the worker then speaks HTTPS")
-    ssl_keyfile: Name | None = _setting(None, "server", "the certificate's key in PEM")
-    served_model_name: Names = _setting((), "server", "a name that this worker answers to in OpenAI's and the other dialects, repeatable; without it every name is served")
-    strict: bool = _setting(False, "server", "refuse fields that OpenAI's and the other dialects' routes do not know; without it they are ignored and named in x-ignored-fields")
-    reasoning: Literal["none", "auto", "on", "off"] = _setting("auto", "chat", "whether a model reasons where a request says nothing: on, off, or as its template has it (auto); what it thinks comes apart from its answer, in reasoning_content; none: as auto, but it stays in the text")
-    reasoning_effort: Annotated[Name | None, AfterValidator(lambda word: None if word == "default" else word)] = _setting(None, "chat", "how much a model reasons where a request says nothing: none, minimal, low, medium, high or another word that its chat template knows; default leaves it to the template")
-    reasoning_budget: Annotated[int, Field(ge=-1, le=2**31 - 1)] = _setting(-1, "chat", "tokens of reasoning in a chat's answer at most, where a request says nothing; 0 = none, -1 = any number")
-    reasoning_budget_message: str = _setting("", "chat", "a text that ends reasoning whose budget is spent", max_length=4096)
-    chat_template_kwargs: Variables | None = _setting(None, "chat", "a JSON object: variables of the chat template, where a request says nothing of them")
-    allow_host: Annotated[Names, _each(check_host)] = _setting((), "server", "a host name, repeatable, that Host may have besides the worker's own names")
-    allow_origin: Annotated[Names, _each(_check_origin)] = _setting((), "server", "a web origin such as https://chat.example, repeatable, whose pages may use this worker; * is any")
-    allow_media_host: Annotated[Names, _each(_media_host)] = _setting((), "server", "HOST or HOST:PORT, repeatable, from which pictures and sounds that a request names by an http(s) URL are fetched; * is any; an address of a private network must be named itself")
+    model: Name | None = _setting(None, "model", "an alias from the models file, a .gguf file, a folder of SafeTensors, hf:owner/repo:Q4_K_M@revision or hf:owner/repo@revision::file=name.gguf; default: the bundled tiny model")
+    lora: Annotated[Names, AfterValidator(_adapters)] = _setting((), "model", "[NAME=]FILE[:SCALE], repeatable: a LoRA adapter, as a GGUF file or a PEFT folder; requests select it by naming NAME as their model; without NAME=, it applies to all requests that select no adapter; SCALE is 1 by default")
+    draft: Name | None = _setting(None, "model", "a small model with the same vocabulary, named like --model, that guesses ahead for a stream that runs alone")
+    mmproj: Name | None = _setting(None, "model", "FILE: the projector for pictures and sounds; default: the smallest one in the model's repository, or the only matching one beside the model file; none or --no-mmproj: text only")
+    models_file: File | None = _setting(None, "model", "the models.toml that defines aliases; default: the one in the working folder, else the one that comes with the worker")
+    outtype: OutputType = _setting("q8_0", "model", "weight type of converted SafeTensors")
+    cache_dir: File | None = _setting(None, "model", "folder for downloads and conversions; default: llorch-worker in $XDG_CACHE_HOME or ~/.cache")
+    worker_id: str = Field(default_factory=lambda: str(uuid.uuid4()), min_length=1, max_length=200, pattern=_VISIBLE, description="name of this worker in its pool; default: a new UUID", json_schema_extra={"group": "server"})
+    host: Hosts = _setting(("127.0.0.1",), "server", "an address to listen on, or a name for all of its addresses, repeatable; the worker announces the first one", min_length=1, max_length=16)
+    port: Port = _setting(8080, "server", "port to listen on; 0: any free port")
+    api_prefix: str = _setting("", "server", "a prefix of all the worker's paths, such as /llm", pattern=r"^(/[A-Za-z0-9._~-]+)*$")
+    uds: Name | None = _setting(None, "server", "a Unix socket to listen on, instead of --host and --port; the umask decides who may connect")
+    ssl_certfile: Name | None = _setting(None, "server", "certificate chain in PEM format; the worker then serves HTTPS")
+    ssl_keyfile: Name | None = _setting(None, "server", "the certificate's private key in PEM format")
+    served_model_name: Names = _setting((), "server", "a model name, repeatable, that requests of OpenAI's and the other dialects must use; default: any name is served")
+    strict: bool = _setting(False, "server", "reject fields that OpenAI's and the other dialects' routes do not know, instead of ignoring them and naming them in x-ignored-fields")
+    reasoning: Literal["none", "auto", "on", "off"] = _setting("auto", "chat", "whether the model reasons: on, off, or auto, as its chat template decides; the reasoning is returned apart from the answer, in reasoning_content; none: like auto, but the reasoning stays in the text")
+    reasoning_effort: Annotated[Name | None, AfterValidator(lambda word: None if word == "default" else word)] = _setting(None, "chat", "how much the model reasons: none, minimal, low, medium, high or another word that its chat template knows; the word default leaves it to the template")
+    reasoning_budget: Annotated[int, Field(ge=-1, le=2**31 - 1)] = _setting(-1, "chat", "maximum tokens of reasoning in an answer; 0: none, -1: no limit")
+    reasoning_budget_message: str = _setting("", "chat", "text that is inserted when the reasoning budget is spent, before the reasoning is closed", max_length=4096)
+    chat_template_kwargs: Variables | None = _setting(None, "chat", "a JSON object of variables for the chat template")
+    allow_host: Annotated[Names, _each(check_host)] = _setting((), "server", "a host name, repeatable, that the Host header may have besides the worker's own names")
+    allow_origin: Annotated[Names, _each(_check_origin)] = _setting((), "server", "a web origin such as https://chat.example, repeatable, whose pages may use this worker; *: any")
+    allow_media_host: Annotated[Names, _each(_media_host)] = _setting((), "server", "HOST or HOST:PORT, repeatable, from which the worker fetches pictures and sounds that a request gives as http(s) URLs; *: any, except that addresses of private networks must be listed")
     worker_token: str | None = _setting(None, "server", "bearer token that clients must send", repr=False, pattern=_SENDABLE)
-    api_key_file: Name | None = _setting(None, "server", "a file of keys beside the token, a line each: NAME:KEY; logs and metrics have the name")
-    drain_timeout: Annotated[float, Field(ge=0, le=86400)] = _setting(30.0, "server", "seconds that running streams get to finish on a stop")
-    page: bool = _setting(True, "server", "serve the pages: the worker's state at /, a chat at /chat/, the API at /docs/")
-    keepalive: Annotated[float, Field(ge=0, le=3600)] = _setting(15.0, "server", "seconds between comment lines on a silent stream; 0 = off")
-    slow_reader_timeout: Seconds = _setting(30.0, "server", "seconds a client may leave its answer unread before it is cut off")
-    metrics_interval_ms: Annotated[int, AfterValidator(_off_or_in_range)] = _setting(500, "server", "milliseconds between metrics events of a stream, 250 to 1000; 0 = off")
-    log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "server", "log this level and those above it")
-    log_format: Literal["auto", "json", "console"] = _setting("auto", "server", "auto: JSON lines, but on a terminal the start's progress and then warnings; console: readable lines")
-    config: File | None = _setting(None, "server", "TOML file with any of these settings")
-    samplers: Order | None = _setting(None, "sampling", "the samplers that are used, in their order: names between ; or commas, or llama.cpp's letters")
+    api_key_file: Name | None = _setting(None, "server", "a file of keys that clients may send besides the token, one NAME:KEY per line; logs and metrics show the name")
+    drain_timeout: Annotated[float, Field(ge=0, le=86400)] = _setting(30.0, "server", "seconds that running streams have to finish when the worker stops")
+    page: bool = _setting(True, "server", "serve the worker's status at /, a chat at /chat/ and the API's documentation at /docs/")
+    keepalive: Annotated[float, Field(ge=0, le=3600)] = _setting(15.0, "server", "seconds between comment lines on a silent stream; 0: off")
+    slow_reader_timeout: Seconds = _setting(30.0, "server", "seconds that a client may leave its answer unread before it is disconnected")
+    metrics_interval_ms: Annotated[int, AfterValidator(_off_or_in_range)] = _setting(500, "server", "milliseconds between the metrics events of a stream, 250 to 1000; 0: off")
+    log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "server", "lowest level that is logged")
+    log_format: Literal["auto", "json", "console"] = _setting("auto", "server", "json: JSON lines; console: readable lines; auto: on a terminal the progress of the start, then warnings only; otherwise JSON lines")
+    config: File | None = _setting(None, "server", "TOML file that sets any of these settings")
+    samplers: Order | None = _setting(None, "sampling", "the samplers to use, in order: names separated by ; or commas, or llama.cpp's letters")
 
-    callback_url: HttpUrl | None = _setting(None, "pool", "where the pool manager takes the ready callback")
-    callback_token: str | None = _setting(None, "pool", "bearer token for the pool manager", repr=False, pattern=_SENDABLE)
-    callback_timeout: Seconds = _setting(60.0, "pool", "seconds to keep trying the callback")
-    callback_optional: bool = _setting(False, "pool", "serve even if the callback fails for good")
-    heartbeat_url: HttpUrl | None = _setting(None, "pool", "where the pool manager takes heartbeats")
+    callback_url: HttpUrl | None = _setting(None, "pool", "URL of the pool manager that receives the ready callback")
+    callback_token: str | None = _setting(None, "pool", "bearer token that the worker sends to the pool manager", repr=False, pattern=_SENDABLE)
+    callback_timeout: Seconds = _setting(60.0, "pool", "seconds for which the callback is retried")
+    callback_optional: bool = _setting(False, "pool", "keep serving if the callback finally fails")
+    heartbeat_url: HttpUrl | None = _setting(None, "pool", "URL of the pool manager that receives heartbeats")
     heartbeat_interval: Seconds = _setting(15.0, "pool", "seconds between heartbeats")
-    advertise_host: Annotated[Name, AfterValidator(check_host)] | None = _setting(None, "pool", "host name that the pool manager should use in place of --host")
+    advertise_host: Annotated[Name, AfterValidator(check_host)] | None = _setting(None, "pool", "host name that is announced to the pool manager instead of --host")
 
-    n_gpu_layers: str | None = _setting(None, "device", "layers on the device: \"all\" on a GPU, \"0\" on a CPU, nothing between")
+    n_gpu_layers: str | None = _setting(None, "device", "layers on the device: \"all\" on a GPU, \"0\" on a CPU; nothing in between is possible")
     max_queued_requests: Count = _setting(256, "limits", "requests that may wait for a slot")
     max_queued_prompt_tokens: Count = _setting(131072, "limits", "prompt tokens that may wait for a slot")
-    max_prompt_chars: Count | None = _setting(None, "limits", "characters of a prompt on /execute and /v1/inference at most; without it only the context length bounds it")
-    max_tokens_out: Count | None = _setting(None, "limits", "max_tokens of a request at most, and its default, which is 16 on /v1/completions; without it the context length")
-    max_body_bytes: Annotated[int, Field(ge=1024, le=2**31 - 1)] | None = _setting(None, "limits", "bytes of a request body at most; without it 4 MiB, and 16 MiB where the model takes pictures or sounds")
-    sleep_idle_seconds: Seconds | None = _setting(None, "limits", "seconds without a request after which the engine ends and gives its memory back, until the next request starts it again; without it never")
-    resume_seconds: Annotated[float, Field(ge=0, le=86400, allow_inf_nan=False)] = _setting(300.0, "limits", "seconds for which a stream with X-Llorch-Resume or X-Conversation-Id goes on without a reader, and is kept; 0 = not at all")
-    resume_mib: Count = _setting(64, "limits", "MiB of all such streams at most")
-    stall_timeout: Seconds = _setting(60.0, "limits", "seconds without engine progress before it counts as stalled and is replaced")
-    survive_crashes: Annotated[int, Field(ge=0, le=1000)] = _setting(1, "limits", "engine crashes that a running stream survives; 0 ends it at the first")
-    crash_limit: Annotated[int, Field(ge=1, le=1000)] = _setting(5, "limits", "engine crashes within the window that are survived")
-    crash_window: Seconds = _setting(300.0, "limits", "seconds over which crashes are counted")
+    max_prompt_chars: Count | None = _setting(None, "limits", "maximum characters of a prompt on /execute and /v1/inference; default: only the context length limits it")
+    max_tokens_out: Count | None = _setting(None, "limits", "maximum of a request's max_tokens, and its value in requests without one (on /v1/completions: 16); default: the context length")
+    max_body_bytes: Annotated[int, Field(ge=1024, le=2**31 - 1)] | None = _setting(None, "limits", "maximum bytes of a request body; default: 4 MiB, or 16 MiB if the model takes pictures or sounds")
+    sleep_idle_seconds: Seconds | None = _setting(None, "limits", "seconds without a request after which the engine ends and frees its memory, until the next request starts it again; default: never")
+    resume_seconds: Annotated[float, Field(ge=0, le=86400, allow_inf_nan=False)] = _setting(300.0, "limits", "seconds for which a stream with X-Llorch-Resume or X-Conversation-Id continues without a reader and stays available; 0: not at all")
+    resume_mib: Count = _setting(64, "limits", "maximum MiB of all such streams together")
+    stall_timeout: Seconds = _setting(60.0, "limits", "seconds without progress after which the engine counts as stalled and is replaced")
+    survive_crashes: Annotated[int, Field(ge=0, le=1000)] = _setting(1, "limits", "engine crashes that a running stream survives; 0: the first one ends it")
+    crash_limit: Annotated[int, Field(ge=1, le=1000)] = _setting(5, "limits", "engine crashes within --crash-window that the worker survives")
+    crash_window: Seconds = _setting(300.0, "limits", "seconds within which --crash-limit counts crashes")
     # fmt: on
 
     @cached_property
@@ -375,7 +375,7 @@ class Settings(_TableFields):
 
     @cached_property
     def sampling(self) -> tuple[tuple[str, Any], ...]:
-        """The defaults of requests that are given, by name."""
+        """The sampling defaults that the settings give, by name."""
         given = ((name, getattr(self, name)) for name in (*PARAMETERS, "samplers"))
         return tuple((name, value) for name, value in given if value is not None)
 
@@ -388,12 +388,12 @@ class Settings(_TableFields):
 
     @property
     def socket_path(self) -> str | None:
-        """Of the Unix socket that is listened on in place of an address."""
+        """The path of the Unix socket to listen on instead of an address, if there is one."""
         return None if self.uds is None else os.path.expanduser(self.uds)
 
     @property
     def needs_key(self) -> bool:
-        """Whether a client must show the token, or a key."""
+        """Whether a client must send the token or a key."""
         return self.worker_token is not None or self.api_key_file is not None
 
     @property
@@ -407,12 +407,12 @@ class Settings(_TableFields):
 
     @cached_property
     def adapters(self) -> tuple[Adapter, ...]:
-        """Those of `lora`, in its order; their sizes are not known yet."""
+        """The adapters of `lora`, in order; their sizes are not known yet."""
         return tuple(map(parse_adapter, self.lora))
 
     @cached_property
     def media_hosts(self) -> tuple[tuple[str, int | None], ...]:
-        """Name or address and port of each of `allow_media_host`."""
+        """`allow_media_host` as hosts and ports; without a port, any."""
         return tuple(map(_media_host, self.allow_media_host))
 
     @model_validator(mode="after")
@@ -424,11 +424,11 @@ class Settings(_TableFields):
         return self
 
     def _conflicts(self) -> Iterator[tuple[str, str]]:
-        """Each setting that cannot have its value beside the others, and why."""
+        """Each setting whose value conflicts with others, and the reason."""
         engine = self.engine
         possible = ("all", "-1") if engine.on_gpu else ("0",)
         if self.n_gpu_layers not in (None, *possible):
-            why = f"{self.command} keeps the whole model on its one device"
+            why = f"{self.command} keeps the whole model on its device"
             yield "n_gpu_layers", f"{why}: only {possible[0]!r} is possible"
         if len(set(engine.device_indices)) < len(engine.device_indices):
             yield BACKENDS[self.backend].fields[0], "it names a device twice"
@@ -438,27 +438,30 @@ class Settings(_TableFields):
             if adapter.name in self.served_model_name:
                 yield "lora", f"{adapter.name!r} is a name of the model itself"
         if engine.kv_store is not None and not engine.prefix_cache:
-            yield "kv_store", "it keeps what the prefix cache has: --no-prefix-cache has nothing"
+            yield "kv_store", "it stores the prefix cache, which --no-prefix-cache turns off"
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
             given = "ssl_certfile" if self.ssl_keyfile is None else "ssl_keyfile"
             yield given, "--ssl-certfile and --ssl-keyfile go together"
         if self.uds is not None and (self.callback_url or self.heartbeat_url):
-            yield "uds", "a pool manager cannot reach a worker there"
+            yield "uds", "a pool manager cannot reach a worker on a Unix socket"
         for name in ("callback_url", "heartbeat_url"):
             if self.callback_token and "@" in urlsplit(getattr(self, name) or "").netloc:
                 yield name, "its user and password would be sent instead of LLORCH_CALLBACK_TOKEN"
         if engine.rope_scale is not None and engine.rope_freq_scale is not None:
-            yield "rope_scale", "--rope-freq-scale says the same as 1 divided by it: give one"
+            yield (
+                "rope_scale",
+                "--rope-freq-scale, which is 1 divided by it, is given as well: give only one",
+            )
         for name in ("rope_scale", "rope_freq_scale"):
             if engine.rope_scaling == "none" and getattr(self, name) is not None:
-                yield name, "--rope-scaling is 'none': nothing would be scaled by it"
+                yield name, "it has no effect with --rope-scaling none"
         if (layers := engine.control_vector_layer_range) is not None:
             if not engine.control_vector:
-                yield "control_vector_layer_range", "no --control-vector is there"
+                yield "control_vector_layer_range", "there is no --control-vector"
             if layers[0] > layers[1]:
-                yield "control_vector_layer_range", "the first layer comes behind the last"
+                yield "control_vector_layer_range", "its first layer comes after its last"
         if engine.speculate == "draft" and self.draft is None:
-            yield "speculate", "no --draft names a model"
+            yield "speculate", "there is no --draft model"
         if self.draft is not None and engine.speculate not in ("auto", "draft"):
             yield "draft", f"--speculate is {engine.speculate!r}: nothing would use it"
         for name in ("micro_batch", "slots"):
@@ -466,22 +469,22 @@ class Settings(_TableFields):
                 yield name, f"it must not be larger than --batch, which is {engine.batch}"
 
     def check_machine(self) -> None:
-        """Raises `ConfigError` for what this machine cannot do; a fleet's settings are read on
-        another one."""
+        """Raises `ConfigError` for a setting that this machine cannot meet. It is separate because
+        a fleet's settings are read on another machine."""
         n_cpus = os.cpu_count() or 1
         if (self.engine.threads or 0) > n_cpus:
-            why = f"but this machine has {n_cpus} CPUs: each computation waits for its last thread"
+            why = f"but this machine has {n_cpus} CPUs: every computation would wait for its slowest thread"
             raise wrong_value("threads", self.engine.threads, why)
         _, n_files = resource.getrlimit(resource.RLIMIT_NOFILE)
         if n_files <= OTHER_FILES and n_files != resource.RLIM_INFINITY:
             raise ConfigError(
-                f"A process may have {n_files} files open here (ulimit -n): a worker needs "
+                f"A process can have only {n_files} files open here (ulimit -n); a worker needs "
                 f"{OTHER_FILES}, and one more for each connection."
             )
 
     def file_checks(self) -> Iterator[tuple[str, Callable[[], str]]]:
-        """The files, beside models, without which nothing is served, as names and checks. A check
-        returns what is there, or raises `ConfigError`."""
+        """The name and check of each file, apart from models, that the settings require. A check
+        returns a description of what it found, or raises `ConfigError`."""
         if self.certificate is not None:
             yield "certificate", partial(check_certificate, self.certificate)
         if self.engine.chat_template is not None:
@@ -493,7 +496,7 @@ class Settings(_TableFields):
             yield "keys", partial(check_keys, self.api_key_file)
 
     def check_files(self) -> None:
-        """Raises `ConfigError` for the first file with which a start would fail."""
+        """Raises `ConfigError` for the first file that would make the start fail."""
         for _, check in self.file_checks():
             check()
 
@@ -518,7 +521,7 @@ class Settings(_TableFields):
 
     @classmethod
     def load(cls, backend: BackendName, flags: Mapping[str, Any]) -> Settings:
-        """Load settings; `flags` has only those that were given. Raises `ConfigError`."""
+        """Load the settings; `flags` holds only the flags that were given. Raises `ConfigError`."""
         _refuse_unknown_environment(backend)
         try:
             return cls(**{**flags, "backend": backend})
@@ -535,17 +538,17 @@ FIELDS: Mapping[str, FieldInfo] = {
     for name, info in Settings.model_fields.items()
     if (name in _ENGINE_FIELDS) is is_engines and name != "backend"
 }
-"""Every setting that a user can give: name, type, default, help text and group."""
+"""Every setting that a user can give, by name; the engine's come last."""
 
 
 def group_of(info: FieldInfo) -> str:
-    """The part of the worker that a setting is for: a key of the groups of `--help`."""
+    """The group of `--help` that lists the setting: a key of `flags.GROUPS`."""
     assert isinstance(info.json_schema_extra, dict)
     return str(info.json_schema_extra["group"])
 
 
 def _aliases(backend: BackendName) -> dict[str, Any]:
-    """The settings of the variables `ALIASES`."""
+    """The settings that the variables of `ALIASES` give."""
     values: dict[str, Any] = {}
     if model := os.environ.get("MODEL_PATH"):
         values["model"] = model
@@ -564,25 +567,25 @@ def _aliases(backend: BackendName) -> dict[str, Any]:
 
 
 def _config_file(flags: Mapping[str, Any]) -> str | None:
-    """As the flag names it, or else the variable."""
+    """The config file that the flag names, or else the variable."""
     given: str | None = flags.get("config")
     return given or next((os.environ[each] for each in set_variables("config")), None)
 
 
 def _file(path: Path, backend: BackendName) -> dict[str, Any]:
-    """The TOML file that `--config` or `LLORCH_CONFIG` names; keys are fields or flags."""
+    """The settings in the config file. Its keys are spelled as fields or as flags."""
     table = read_toml(Path(os.path.expanduser(path)), "config file", "config")
     known = [name for name in FIELDS if name not in ENV_ONLY and name != "config"]
     names = [key.replace("-", "_") for key in table]
     if twice := [name for name in names if names.count(name) > 1]:
-        message = f"{twice[0]} in {path} is there twice, with - and with _"
+        message = f"{twice[0]} in {path} is given twice, with - and with _"
         raise ConfigError(message, field=twice[0])
     values = dict(zip(names, table.values(), strict=True))
     for name in values:
         if name in ENV_ONLY:
             raise ConfigError(
                 f"{name} in {path} is a secret; set the environment variable "
-                f"{variable_of(name)} in its place.",
+                f"{variable_of(name)} instead.",
                 field=name,
             )
         if name not in known:
@@ -593,14 +596,14 @@ def _file(path: Path, backend: BackendName) -> dict[str, Any]:
 
 
 def refuse_by_form(name: str, value: Any, origin: str, backend: BackendName) -> None:
-    """Raises `ConfigError` for a file's value that no flag of this backend's command could give."""
+    """Raises `ConfigError` for a value in a file that no flag of the backend's command could have."""
     _refuse_other_backend(name, origin, backend)
     given = value if isinstance(value, list) else [value]
     if any(isinstance(each, str) and "\0" in each for each in given):
-        # No flag and no variable can have it, and no file's name.
+        # Flags, variables and file names cannot have it.
         raise ConfigError(f"{origin} has the character U+0000.", field=name)
     if isinstance(value, bool) and not is_switch(FIELDS[name]):
-        raise ConfigError(f"{origin} is {str(value).lower()}; it is no switch.", field=name)
+        raise ConfigError(f"{origin} is {str(value).lower()}; it is not a switch.", field=name)
 
 
 def is_switch(info: FieldInfo) -> bool:
@@ -608,7 +611,7 @@ def is_switch(info: FieldInfo) -> bool:
 
 
 def flags_for(field: str, value: Any) -> list[str]:
-    """The flags that give a setting this value, which is as `Settings` has it."""
+    """The flags that set a field of `Settings` to this value."""
     name, info = flag(field), FIELDS[field]
     if is_switch(info):
         return [name if value else flag(f"no_{field}")]
@@ -621,14 +624,14 @@ def flags_for(field: str, value: Any) -> list[str]:
 def _refuse_unknown_environment(backend: BackendName) -> None:
     spelled: dict[str, str] = {}
     for variable, value in os.environ.items():
-        if not variable.upper().startswith(ENV_PREFIX):  # capitals are not told from small letters
+        if not variable.upper().startswith(ENV_PREFIX):  # case is ignored
             continue
         name = variable[len(ENV_PREFIX) :].lower()
         if name in FIELDS:
             if value:
                 _refuse_other_backend(name, variable, backend)
                 if (other := spelled.setdefault(name, variable)) != variable:
-                    message = f"{other} and {variable} are both set, and are one setting; unset one"
+                    message = f"{other} and {variable} set the same setting; unset one"
                     raise ConfigError(f"{message}.", field=name)
         elif not _SERVICE_LINK.search(variable):
             known = [each.upper() for each in FIELDS]
@@ -639,7 +642,7 @@ def _refuse_unknown_environment(backend: BackendName) -> None:
 
 
 def _listed(backend: BackendName) -> str:
-    """Where the settings are, to stand behind the name of what is none."""
+    """The end of the message for an unknown setting."""
     return f"; llorch-{backend} --help lists them."
 
 

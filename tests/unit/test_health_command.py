@@ -86,7 +86,7 @@ def test_one_that_is_not_well_or_not_there_is_a_failure(
     assert "The worker at http://127.0.0.1:1 does not answer" in capsys.readouterr().err
     assert command_line.main("cpu", ["health", "--port", "0"]) == 2
     told = _parser("cpu", "health").epilog or ""
-    assert "0 the worker is well, 1 it is not, or does not answer, 2 usage" in told
+    assert "0 the worker is healthy, 1 it is not or does not answer, 2 usage" in told
 
 
 @pytest.mark.parametrize(

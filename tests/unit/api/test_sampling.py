@@ -173,7 +173,7 @@ def test_an_order_is_bounded(dialect: Dialect) -> None:
 
 
 def test_a_letter_that_is_none_is_named() -> None:
-    with pytest.raises(ValueError, match="'z', which is no sampler's letter"):
+    with pytest.raises(ValueError, match="'z', which is not a sampler's letter"):
         order_of("kpz")
 
 

@@ -129,7 +129,7 @@ def test_a_workers_gpus_are_among_those_that_ray_has_reserved_for_it(
         (WORKERS + f'model = "./{"a" * 300}"', "workers[0].model: there is no file"),
         (WORKERS + "settings.lora = 3", "--lora is 3; it must be a list"),
         (WORKERS + "settings.lora = {a = 1}", "--lora is {'a': 1}; it must be a list"),
-        (WORKERS + "settings.slots = true", "slots is true; it is no switch"),
+        (WORKERS + "settings.slots = true", "slots is true; it is not a switch"),
         (WORKERS + "settings.cuda_device = 1", "cuda_device applies to llorch-cuda only"),
         (WORKERS + "settings.slots = 2024-01-01", "--slots is datetime.date(2024, 1, 1); it must"),
         (f"x = {'[' * 3000}{']' * 3000}\n", "has too many brackets in one another"),
