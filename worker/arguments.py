@@ -1,4 +1,4 @@
-"""The parser of all commands: a flag that none of them has is answered with the one that was meant.
+"""The argument parser of all commands: for an unknown flag, it names the one that was meant.
 
 Runs on the main thread, before anything heavy is imported.
 """
@@ -16,19 +16,19 @@ from worker.errors import shortened
 from worker.expectations import closest
 
 _FLAG = re.compile(r"--?[A-Za-z][^\s=]*")
-"""A text has a space, and a number begins with a digit."""
+"""Not a text, which has a space, nor a negative number."""
 
 
 class Parser(argparse.ArgumentParser):
-    """An argparse parser that takes no abbreviations, and says what an unknown flag stands for."""
+    """An argparse parser without abbreviations that suggests a flag for an unknown one."""
 
     other_names: ClassVar[Mapping[str, Sequence[str]]] = {}
-    """What other programs call a flag, by our name of it, or by what is to be said of those that
-    have none, behind a semicolon; one of their names may stand for two of ours."""
+    """Flags of other programs, by what the hint says of them: our own flag, or a remark that begins
+    with a semicolon. One of theirs can match two of ours."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        # Before argparse looks, which would take `-hf` for `-h`, and the value of an unknown flag
-        # for an argument.
+        # Before argparse, which would read `-hf` as `-h`, and the value of an unknown flag as an
+        # argument.
         unknown: dict[str, str] = {}
         for each in args or ():
             name = each.partition("=")[0]
@@ -44,7 +44,7 @@ class Parser(argparse.ArgumentParser):
         super().error(shortened(message))
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        """As argparse's, but the command learns what keeps it from writing to stdout."""
+        """Like argparse's, but raises the error if stdout cannot be written."""
         try:
             (file or sys.stderr).write(message)
         except (AttributeError, OSError):
@@ -52,21 +52,21 @@ class Parser(argparse.ArgumentParser):
                 raise
 
     def hint(self, unknown: str) -> str:
-        """What stands behind a flag that is none here."""
+        """The end of the message for an unknown flag."""
         known = [each for each in self._option_string_actions if each[:2] == "--"]
         meant = [ours for ours, names in self.other_names.items() if unknown in names]
-        if said := next((each for each in meant if each[0] == ";"), ""):
-            return said
+        if remark := next((each for each in meant if each[0] == ";"), ""):
+            return remark
         if there := [each for each in meant if each in known or each[:2] != "--"]:
             return f"; did you mean {' or '.join(there)}?"
         return closest(unknown, known) or f"; {self.prog} --help lists them."
 
 
 def whole_number(most: int) -> Callable[[str], int]:
-    """The type of an argument that is a number from 1 to `most`."""
+    """An argument type for whole numbers from 1 to `most`."""
 
     def parse(text: str) -> int:
-        with contextlib.suppress(ValueError):  # it has more digits than Python reads
+        with contextlib.suppress(ValueError):  # more digits than Python reads
             if text.isdecimal() and 1 <= int(text) <= most:
                 return int(text)
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to {most}")
@@ -75,9 +75,9 @@ def whole_number(most: int) -> Callable[[str], int]:
 
 
 def add_command(commands: Any, name: str, text: str) -> argparse.ArgumentParser:
-    """A subcommand whose own help begins with what the list of commands says of it.
+    """Add a subcommand whose own help begins with its line in the list of commands.
 
-    `commands` is what `add_subparsers` gives.
+    `commands` is the result of `add_subparsers`.
     """
     description = f"{text[0].upper()}{text[1:]}."
     command: argparse.ArgumentParser = commands.add_parser(name, help=text, description=description)

@@ -1,8 +1,8 @@
-"""Every failure that a user can meet, each with its wire code, HTTP status and exit code.
+"""Every failure that a user can meet, with its wire code, HTTP status and exit code.
 
-Any room may raise them, on either side of the engine pipe. Each dialect of `api` turns
-them into HTTP answers and into the last event of a stream, and `main` into an exit code.
-`details` has numbers and paths for machines.
+Any room may raise them, on either side of the engine pipe. The dialects of `api` turn them into
+HTTP responses and the last event of a stream, and `main` turns them into an exit code. `details`
+has numbers and paths for machines.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 MOST_CHARS = 4_000
-"""Of a message, and of a text in its details."""
+"""The most characters of a message, and of each text in its details."""
 _FIRST_CHARS, _LAST_CHARS = 1_000, 500
 _READ_BY_HTTPX = frozenset({
     "SSL_CERT_FILE", "SSL_CERT_DIR", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"
 })  # fmt: skip
-"""Variables of the environment, in capitals or not."""
+"""Environment variables, in upper or lower case."""
 
 
 def shortened(message: str) -> str:
-    """The message without the middle of what is longer than anybody reads: a value that it repeats.
-    How it begins and why it is refused is left."""
+    """The message without its middle if it is too long, which is because it quotes a long value.
+    The value's beginning and the reason for the refusal remain."""
     if len(message) <= MOST_CHARS:
         return message
     cut = f"… ({len(message):,} characters in all) …"
@@ -33,8 +33,8 @@ def shortened(message: str) -> str:
 
 
 def escaped(text: str) -> str:
-    """The text on one line of a terminal, which obeys nothing in it: what is no character to print
-    is escaped, as Python does it."""
+    """The text on one line, safe for a terminal: all unprintable characters are escaped as in
+    Python."""
     if text.isprintable():
         return text
     return "".join(
@@ -43,9 +43,9 @@ def escaped(text: str) -> str:
 
 
 class WorkerError(Exception):
-    """Base of all failures: a stable `code` and a message of one sentence for the user.
+    """Base of all failures: a stable `code`, and a message of one sentence for the user.
 
-    Each is a direct subclass, so `__subclasses__` finds them all by code or status.
+    All are direct subclasses, so `__subclasses__` finds each by code or status.
     """
 
     code: ClassVar[str] = "INFERENCE_FAILED"
@@ -63,7 +63,7 @@ class WorkerError(Exception):
 
 
 def error_of(code: str, message: str, details: dict[str, Any]) -> WorkerError:
-    """The error whose code, message and details another process wrote.
+    """Rebuild an error from the code, message and details that another process sent.
 
     Raises `ValueError` for an unknown code.
     """
@@ -79,9 +79,9 @@ def error_of(code: str, message: str, details: dict[str, Any]) -> WorkerError:
 
 
 class InvalidRequest(WorkerError):
-    """The body, a header or a parameter is not what the contract allows.
+    """The body, a header or a parameter violates the contract.
 
-    `details["errors"]` may have a list of `{"field", "constraint", "message", "value"?}`.
+    `details["errors"]` can have a list of `{"field", "constraint", "message", "value"?}`.
     """
 
     code = "INVALID_REQUEST"
@@ -89,7 +89,7 @@ class InvalidRequest(WorkerError):
 
     @classmethod
     def of_field(cls, field: str, why: str) -> InvalidRequest:
-        """A request whose `field` cannot be taken."""
+        """The error for one `field` of a request."""
         return cls(f"{field}: {why}", field=field)
 
 
@@ -99,7 +99,7 @@ class Unauthorized(WorkerError):
 
 
 class Forbidden(WorkerError):
-    """The request may come from a web page that must not use this worker."""
+    """The request may come from a web page that is not allowed to use this worker."""
 
     code = "FORBIDDEN"
     status = 403
@@ -111,14 +111,14 @@ class JobNotFound(WorkerError):
 
 
 class ModelNotFound(WorkerError):
-    """A request names a model that is not served here."""
+    """The request names a model that this worker does not serve."""
 
     code = "MODEL_NOT_FOUND"
     status = 404
 
 
 class PathNotFound(WorkerError):
-    """There is nothing at the path of a request."""
+    """The request's path does not exist."""
 
     code = "NOT_FOUND"
     status = 404
@@ -260,13 +260,13 @@ def flag(field: str) -> str:
 
 
 def wrong_value(field: str, value: object, why: str) -> ConfigError:
-    """The error for a setting's value; `why` ends its sentence, as in "which cannot be read"."""
+    """The error for a setting's value; `why` completes the sentence, as in "which is too long"."""
     return ConfigError(f"{flag(field)} is {value!r}, {why}.", field=field)
 
 
 @contextmanager
 def of_flag(name: str) -> Iterator[None]:
-    """Have an error inside the block name the flag whose value led to it."""
+    """Prefix errors from the block with the flag whose value caused them."""
     try:
         yield
     except WorkerError as error:
@@ -274,7 +274,7 @@ def of_flag(name: str) -> Iterator[None]:
 
 
 def not_utf8(error: UnicodeEncodeError) -> ConfigError:
-    """For a name with bytes that are no text."""
+    """The error for a file name that is not valid UTF-8."""
     return ConfigError(
         f"The name {error.object!r} is not UTF-8; give the file or its folder another name."
     )
@@ -282,7 +282,7 @@ def not_utf8(error: UnicodeEncodeError) -> ConfigError:
 
 @contextmanager
 def of_file(path: Path) -> Iterator[None]:
-    """Have an `OSError` inside the block name the file, also one that an open file raises."""
+    """Make each `OSError` from the block name the file, even if it comes from an open file."""
     try:
         yield
     except OSError as error:
@@ -291,59 +291,59 @@ def of_file(path: Path) -> Iterator[None]:
 
 
 def system_words(error: OSError) -> str:
-    """What the system has refused, in its words, and of which file; without one, who asked."""
+    """An `OSError` in the system's words, with the file, or else with the code that raised it."""
     words = error.strerror or str(error)
     if error.filename:
         return f"{error.filename}: {words}"
     try:
         os.getcwd()
-    except FileNotFoundError as gone:  # which any relative path ends with
+    except FileNotFoundError as gone:  # as for every relative path
         if gone.errno == error.errno:
-            return f"The folder in which this was started is gone: {words}"
-    told = words
+            return f"The working folder no longer exists: {words}"
+    described = words
     for frame, line in traceback.walk_tb(error.__traceback__):
         place = os.path.basename(frame.f_code.co_filename)
-        told = f"{words} ({frame.f_code.co_name}, {place}, line {line})"
-    return told
+        described = f"{words} ({frame.f_code.co_name}, {place}, line {line})"
+    return described
 
 
 def told_by_system(error: Exception) -> WorkerError | None:
-    """What the system has refused, if that is what the error tells."""
+    """The failure to report if the error means that the system refused something, else `None`."""
     if isinstance(error, OSError):
         return WorkerError(system_words(error))
     if isinstance(error, RuntimeError) and str(error) == "can't start new thread":  # Python's words
         limits = "ulimit -u or -v, or the container's --pids-limit"
-        return WorkerError(f"The system starts no more threads for this user: raise {limits}.")
+        return WorkerError(f"The system allows no more threads for this user: raise {limits}.")
     return None
 
 
-def _before(error: BaseException) -> BaseException | None:
-    """What led to an error, as far as it tells why."""
+def _reason_of(error: BaseException) -> BaseException | None:
+    """The error that explains this one, if there is one."""
     return error.__cause__ or (None if isinstance(error, OSError) else error.__context__)
 
 
 def http_words(error: Exception) -> str:
-    """Why an HTTP client cannot be made, or cannot reach anyone: in the system's words, which
-    libraries replace by their own, and with what the environment names: a proxy, certificates."""
+    """Why an HTTP client cannot be created or cannot connect: in the system's words, which
+    libraries replace with their own, and with the proxy and certificate variables that are set."""
     variables = ", ".join(name for name in os.environ if name.upper() in _READ_BY_HTTPX)
     kind = type(error).__name__
     cause: BaseException = error
-    # Where several addresses were tried, a group has the cause of each. In what context the
-    # system's own error was raised says nothing: perhaps that a TLS socket had nothing to read.
-    while deeper := getattr(cause, "exceptions", (_before(cause),))[0]:
+    # If several addresses were tried, a group has the cause of each. The context of an `OSError`
+    # explains nothing: it may be that a TLS socket had nothing to read.
+    while deeper := getattr(cause, "exceptions", (_reason_of(cause),))[0]:
         cause = deeper
     why = str(cause if isinstance(cause, OSError) else error)
-    is_told = why and kind not in {"InvalidURL", "LocalProtocolError"}  # they quote secrets
-    said = f"{kind}: {why}" if is_told else kind
-    return f"{said} (in the environment: {variables or 'no proxy'})"
+    is_safe = kind not in {"InvalidURL", "LocalProtocolError"}  # they quote secrets
+    described = f"{kind}: {why}" if why and is_safe else kind
+    return f"{described} (in the environment: {variables or 'no proxy'})"
 
 
 def rebuild_error(reported: Mapping[str, Any], otherwise: type[WorkerError]) -> WorkerError:
-    """The error that a command reported as JSON, in its own class; `otherwise` is for a code that
-    is not known here."""
+    """The error that a command reported as JSON, in its own class; `otherwise` is the class for an
+    unknown code."""
     message, details = reported.get("message"), reported.get("details")
-    told = str(message or "It did not say why."), dict(details or {})
+    content = str(message or "It gave no reason."), dict(details or {})
     try:
-        return error_of(str(reported.get("code")), *told)
+        return error_of(str(reported.get("code")), *content)
     except ValueError:
-        return error_of(otherwise.code, *told)
+        return error_of(otherwise.code, *content)

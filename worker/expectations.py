@@ -1,6 +1,7 @@
-"""What a field takes, in words: of requests, settings and files that a user writes.
+"""Describes in words what a field accepts, in requests, settings and files that users write.
 
-Only this module and those two that call it know pydantic's errors. Pure functions, any thread.
+Only this module, `setting_faults` and `api.http.faults` know pydantic's errors. Pure functions,
+any thread.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ _BRANCHES = {
     "~mixed": "a list of token ids and texts",
     "~many": "a list of these",
 }
-"""The branches of unions by their tags."""
+"""The branches of unions, by their tags."""
 
 
 def expectation(error: ErrorDetails) -> str:
-    """What would be right, to stand behind "must be"."""
+    """What the value must be, as a phrase that follows "must be"."""
     limits = error.get("ctx", {})
     match error["type"]:
         case "less_than_equal":
@@ -67,7 +68,7 @@ def expectation(error: ErrorDetails) -> str:
 
 
 def sized(given: object) -> tuple[str, str, str]:
-    """What has a length, the unit of it, and how JSON Schema's keywords for it end."""
+    """A noun for the value, the unit of its length, and the suffix of JSON Schema's keywords."""
     match given:
         case str():
             return "a text", "character", "Length"
@@ -81,7 +82,7 @@ def _plain(bound: float) -> str:
 
 
 def path_of(loc: Iterable[int | str]) -> str:
-    """A path like `messages[0].content`, without names of union branches, which begin with `~`."""
+    """A path like `messages[0].content`, without union branches' tags, which begin with `~`."""
     path = ""
     for step in loc:
         if isinstance(step, int):
@@ -92,17 +93,17 @@ def path_of(loc: Iterable[int | str]) -> str:
 
 
 def closest(name: str, candidates: Iterable[str], prefix: str = "") -> str:
-    """`; did you mean …?` if the unknown `name` is a misspelling of a candidate, or else nothing.
-    `prefix`: what stands before each name in the answer."""
+    """`; did you mean …?` if the unknown `name` is a misspelling of a candidate, else nothing.
+    `prefix` precedes the name in the question."""
     match = next((each for each in candidates if _is_misspelling(name, each)), None)
     return "" if match is None else f"; did you mean {prefix}{match}?"
 
 
 def _is_misspelling(name: str, known: str) -> bool:
-    """Whether the names are alike but for a letter in each word, or for what separates the words.
+    """Whether the names differ only by one letter in each word, or by what separates the words.
 
-    A word that is there or not, or that is another one, makes a name of another thing, however much
-    of the rest is the same.
+    A name with another word, or with one more or less, means something else, however similar the
+    rest is.
     """
     given, right = (re.findall(r"[^\W_]+", each.lower()) for each in (name, known))
     if "".join(given) == "".join(right):
@@ -111,8 +112,8 @@ def _is_misspelling(name: str, known: str) -> bool:
 
 
 def _differs_by_a_letter_at_most(given: str, right: str) -> bool:
-    """Whether a letter is missing, too many, another, or swapped with the next; in words of one or
-    two letters, nothing is."""
+    """Whether at most one letter is missing, added, replaced, or swapped with the next. Words of
+    one or two letters must be equal."""
     n_shared = len(os.path.commonprefix([given, right]))
     a, b = given[n_shared:], right[n_shared:]
     is_swapped = a[:2] == b[1::-1] and a[2:] == b[2:]

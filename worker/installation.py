@@ -1,4 +1,4 @@
-"""The installation: the worker's version, the engine's, and the folder for its files."""
+"""The installation: the versions of the worker and its engine, and the folder for its files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from worker.errors import BackendMismatch
 
 DISTRIBUTION = "llorch-worker"
 ENGINE, ENGINE_RELEASE = "llama-cpp-python", "0.3.36"
-"""The release whose structures and log this worker knows."""
+"""The only release whose C structures and log output this worker knows."""
 
 
 @cache
@@ -20,12 +20,12 @@ def own_version() -> str:
     """The version in the package's metadata, kept because reading it takes a millisecond."""
     try:
         return version(DISTRIBUTION)
-    except PackageNotFoundError:  # a checkout that was not installed
+    except PackageNotFoundError:  # a checkout that is not installed
         return "0+unknown"
 
 
 def check_engine(backend: str = "cpu") -> None:
-    """Raises `BackendMismatch` with the command that helps, unless the engine's release is here."""
+    """Raises `BackendMismatch`, which names the remedy, unless the right engine is installed."""
     try:
         found = f"{ENGINE} {version(ENGINE).partition('+')[0]}"
     except PackageNotFoundError:
@@ -38,14 +38,14 @@ def check_engine(backend: str = "cpu") -> None:
 
 
 def default_cache_dir() -> Path:
-    """`$XDG_CACHE_HOME/llorch-worker`, or the usual place; it may not exist yet."""
+    """`llorch-worker` in `$XDG_CACHE_HOME` or `~/.cache`; it may not exist yet."""
     base = os.environ.get("XDG_CACHE_HOME")
     root = Path(base) if base and os.path.isabs(base) else _home() / ".cache"
     return root / DISTRIBUTION
 
 
 def _home() -> Path:
-    """The user's; `/`, as container runtimes have it, for a user whom the system does not know."""
+    """The user's home; `/`, as in container runtimes, for a user that the system does not know."""
     try:
         return Path.home()
     except RuntimeError:

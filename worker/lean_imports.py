@@ -1,7 +1,7 @@
-"""Imports parts of packages without the rest that their `__init__` imports.
+"""Imports modules of a package without everything else that its `__init__` imports.
 
-Some packages import all their modules as soon as one of them is needed, which costs time at the
-start and memory in both processes. Runs at import time, on the main thread.
+Some packages import all of their modules when one is needed, which costs time at the start and
+memory in both processes. Runs at import time, on the main thread.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def without_init(package: str) -> AbstractContextManager[None]:
     A later `import package` runs it as usual.
     """
     spec = importlib.util.find_spec(package) if package not in sys.modules else None
-    if spec is None:  # already imported, or missing, which the import will report
+    if spec is None:  # already imported, or missing, as the import will report
         return nullcontext()
     bare = ModuleType(package)
     bare.__spec__ = spec
@@ -28,7 +28,7 @@ def without_init(package: str) -> AbstractContextManager[None]:
 
 
 def unavailable(package: str) -> AbstractContextManager[None]:
-    """Inside this block, importing `package` fails, for libraries that use it only if it exists."""
+    """Inside this block, importing `package` fails; for libraries to which it is optional."""
     return nullcontext() if package in sys.modules else _standing_in(package, None)
 
 

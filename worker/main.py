@@ -1,8 +1,8 @@
 """The commands `llorch-<backend>`, one for each entry of `BACKENDS`.
 
-Runs the command that a command line asks for. A failure becomes one JSON log line, one sentence on
-stderr and the contract's exit code. Runs on the main thread. Nothing heavy is imported before the
-engine process has been started, so that both processes import at the same time.
+Runs a command line. A failure becomes one JSON log line, one sentence on stderr and the contract's
+exit code. Runs on the main thread. Nothing heavy is imported before the engine process has been
+started, so that both processes import at the same time.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
 
 
 def main(backend: BackendName, argv: Sequence[str]) -> int:
-    """Run one command to its end; returns the exit code."""
-    gc.disable()  # until all is imported: that makes no garbage, and to look for it takes a tenth
+    """Run one command; returns its exit code."""
+    gc.disable()  # until all is imported, which makes no garbage: collecting costs a tenth of it
     name = argv[0] if argv and argv[0] in SUBCOMMANDS else None
     serves = name is None and not {"-h", "--help", "--version"}.intersection(argv)
     if serves:
-        # Until the event loop takes signals, each of these stops as Ctrl-C does: the first process
-        # of a container would not notice SIGTERM, and serve on until it is killed.
+        # Until the event loop handles signals, each of them acts like Ctrl-C. Otherwise the first
+        # process of a container would ignore SIGTERM, and start to serve.
         for number in set(stop_signals()) - {signal.SIGINT}:
             signal.signal(number, signal.default_int_handler)
     try:
         with contextlib.closing(EngineProcess()) as engine:
             if serves and not instructions.missing():
-                with contextlib.suppress(WorkerError):  # the start tries again, and tells why not
+                with contextlib.suppress(WorkerError):  # the start tries again, and reports why not
                     engine.spawn()
             return _obey(backend, name, argv[1:] if name else argv, engine)
     except KeyboardInterrupt:
@@ -62,22 +62,22 @@ def _obey(
         failure = error
     except UnicodeEncodeError as error:
         failure = not_utf8(error)
-    except BrokenPipeError:  # `cli` knows what to do
+    except BrokenPipeError:  # handled by `cli`
         raise
     except Exception as error:
-        told = told_by_system(error)  # a full disk, a folder that is gone, no thread left
-        if told is None:  # a bug: the log gets the trace, the user a sentence
+        refused = told_by_system(error)  # a full disk, a missing folder, no more threads
+        if refused is None:  # a bug: the log gets the traceback, the user a sentence
             logs.get_logger().error("worker.bug", exc_info=error)
-        failure = told or WorkerError(f"Unexpected {type(error).__name__}: {error}")
+        failure = refused or WorkerError(f"Unexpected {type(error).__name__}: {error}")
     return _report(backend, failure)
 
 
 def _prepared(
     backend: BackendName, name: str | None, argv: Sequence[str], engine: EngineProcess
 ) -> Callable[[], int | None]:
-    """What the command line asks for; all that it needs is imported, and its settings are checked.
+    """Import what the command line needs and check its settings; returns a function that runs it.
 
-    Raises `WorkerError` if it cannot be done.
+    Raises `WorkerError` if the command cannot be run.
     """
     instructions.check()  # must precede NumPy, which would end the process with SIGILL
     from worker.flags import parse_flags
@@ -94,26 +94,26 @@ def _prepared(
     settings = Settings.load(backend, flags)
     logs.configure(settings.log_level, settings.log_format, settings.worker_id)
     settings.check_machine()
-    if name not in ("chat", "doctor"):  # one may ask a worker elsewhere, one reports all faults
+    if name not in ("chat", "doctor"):  # `chat` may use a worker elsewhere; `doctor` reports it
         check_engine(backend)
     if name is not None:
         command = importlib.import_module(f"worker.commands.{name}")
         return partial(command.run, settings, as_json=as_json)
     from worker.lifecycle import run
 
-    return partial(_until_the_end, partial(run, settings, engine, partial(_room_bytes, settings)))
+    return partial(_serve, partial(run, settings, engine, partial(_memory_limit, settings)))
 
 
-def _until_the_end(serve: Callable[[], None]) -> None:
+def _serve(serve: Callable[[], None]) -> None:
     try:
         serve()
     finally:
-        for number in stop_signals():  # one that comes now would change the exit code
+        for number in stop_signals():  # a signal would now change the exit code
             signal.signal(number, signal.SIG_IGN)
 
 
-def _room_bytes(settings: Settings) -> int:
-    from worker.devices.preflight import room_bytes  # only some models ask for it
+def _memory_limit(settings: Settings) -> int:
+    from worker.devices.preflight import room_bytes  # only needed for some models
 
     return room_bytes(settings.engine)
 
@@ -125,6 +125,6 @@ def _report(backend: BackendName, error: WorkerError) -> int:
     known = {"code": error.code, "message": error.message, "exit_code": error.exit_code}
     details = {key: value for key, value in error.details.items() if key not in ("errors", "event")}
     logs.get_logger().error("worker.failed", **(details | known))
-    with contextlib.suppress(OSError):  # without a reader, the exit code still tells
+    with contextlib.suppress(OSError):  # without a reader, the exit code is still reported
         print(f"llorch-{backend}: {escaped(error.message)}", file=sys.stderr, flush=True)
     return error.exit_code

@@ -1,6 +1,6 @@
-"""The names of settings for users, and the message for a wrong value or file.
+"""The names of settings as users see them, and the messages for wrong values and files.
 
-Used on the main thread before anything else runs, and where `models.toml` is read.
+Used on the main thread before anything else runs, and when `models.toml` is read.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ def variable_of(name: str) -> str:
 
 
 def set_variables(name: str) -> list[str]:
-    """Those that set it, as they are spelled: capitals are not told from small letters, and one
-    that is empty is none."""
+    """The environment variables that set it, as spelled there: case is ignored, and an empty one
+    counts as unset."""
     variable = variable_of(name)
     return [each for each in os.environ if each.upper() == variable and os.environ[each]]
 
 
 def read_toml(path: Path, what: str, field: str) -> dict[str, Any]:
-    """What is in a TOML file that a user writes; `what` says which file it is to the worker.
+    """The content of a TOML file that a user writes; `what` names the file's role in messages.
 
     Raises `ConfigError` if it cannot be read or is not TOML.
     """
@@ -49,12 +49,12 @@ def read_toml(path: Path, what: str, field: str) -> dict[str, Any]:
     except ValueError as error:
         why = f"is not valid TOML: {error}"
     except RecursionError:
-        why = "has too many brackets in one another"
+        why = "nests its brackets too deeply"
     raise ConfigError(f"The {what} {str(path)!r} {why}.", field=field)
 
 
 def first_fault(error: ValidationError, model: type[BaseModel]) -> str:
-    """The first fault of a file that `model` describes, as `workers[0].replicas: …`."""
+    """The first fault of a file that `model` describes, such as `workers[0].replicas: …`."""
     fault = error.errors(include_url=False)[0]
     place = path_of(fault["loc"])
     for step in fault["loc"]:
@@ -70,7 +70,7 @@ def first_fault(error: ValidationError, model: type[BaseModel]) -> str:
 
 
 def _nested(model: type[BaseModel], step: int | str) -> type[BaseModel] | None:
-    """The model that a field holds, be it in a list or a table."""
+    """The model of a field's value, or of the items of its list or table."""
     info = model.model_fields.get(str(step))
     kinds = [info.annotation] if info else []
     for kind in kinds:
@@ -86,10 +86,10 @@ def explain(
     order: Sequence[str],
     others: Mapping[str, str],
 ) -> ConfigError:
-    """The first fault as one sentence that names the value's origin; all are in `details`.
+    """The first fault as one sentence that names the value's origin; `details` has all faults.
 
-    The faults come in `order`, that of the fields. `others` has the origins of values that no flag
-    and no variable gives.
+    Faults are sorted by `order`, the order of the fields. `others` has the origins of values that
+    come from neither a flag nor a variable.
     """
     faults = error.errors(include_url=False)
     faults.sort(key=lambda fault: (*order, _name(fault)).index(_name(fault)))
@@ -102,13 +102,13 @@ def explain(
 _FORMS = {
     "api_prefix": "it must be a path such as /llm",
     "worker_id": "it must consist of visible ASCII characters without spaces",
-    "name": "it must be up to 100 letters, digits, '.', '_' and '-', no sign first",
+    "name": "it must be up to 100 letters, digits, '.', '_' and '-', with a letter or digit first",
 }
-"""What a field's pattern wants, where that is more than visible ASCII characters."""
+"""What a field's pattern requires, if that is more than visible ASCII characters."""
 
 
 _MOST_QUOTED = 200
-"""Characters of a value that a message repeats."""
+"""The most characters of a value that a message quotes."""
 
 
 def _name(fault: ErrorDetails) -> str:
@@ -121,7 +121,7 @@ def _sentence(fault: ErrorDetails, flags: Mapping[str, Any], others: Mapping[str
     set_as = set_variables(name)
     origin = flag(name) if name in flags else set_as[0] if set_as else others.get(name, name)
     value = fault["input"]
-    # A flag that may be repeated has a list, which nobody has written as one.
+    # The values of a repeated flag are a list here; show them as they were written.
     texts = value if name in flags and isinstance(value, list | tuple) else (value,)
     given = "a secret that cannot be sent" if name in ENV_ONLY else ", ".join(map(repr, texts))
     if name.endswith("_url") and isinstance(fault["input"], str):
@@ -153,5 +153,5 @@ _USER = re.compile(r"^([^/]*//)?[^/]*@")
 
 
 def without_secrets(url: str) -> str:
-    """The URL for logs: without a user, a password, in which a ? or # may stand, or a query."""
+    """The URL for logs: without a query, a user, or a password, which may contain ? and #."""
     return re.split("[?#]", _USER.sub(r"\1", url))[0]

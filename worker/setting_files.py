@@ -1,6 +1,6 @@
-"""Checks of the files that settings name, before anything is built on them.
+"""Checks the files that settings name, before anything uses them.
 
-Runs in both processes, so it needs no library of settings.
+Runs in both processes, so it does not import pydantic.
 """
 
 from __future__ import annotations
@@ -16,24 +16,25 @@ from pathlib import Path
 from worker.errors import ConfigError, wrong_value
 
 MAX_TEMPLATE_CHARS = 100_000
-"""Of a chat template; those of today's models have a tenth of that."""
+"""The most characters of a chat template; today's have a tenth of that."""
 KEY_FILE, UNFINISHED = "key", ".part"
-"""What `--kv-store` calls its key, and how a file's name ends that is not whole yet."""
+"""The name of the key in `--kv-store`, and the suffix of incomplete files."""
 _SOON_SECONDS = 14 * 86400
-"""Of a certificate's time, or its last third: some are issued for days, and replaced then."""
+"""A certificate expires soon if it has less than this left, or less than a third of its lifetime:
+some are issued for only days, and are replaced at about that time."""
 _KEY_NAME, _KEY = re.compile(r"[A-Za-z0-9._-]{1,64}"), re.compile(r"[\x21-\x7e]+")
 
 
 def check_certificate(certificate: tuple[str, str]) -> str:
-    """The names of both files; raises `ConfigError` if they hold no certificate chain and its key,
-    both in PEM."""
+    """The names of both files; raises `ConfigError` unless they hold a certificate chain and its
+    key, both in PEM format."""
     import ssl
 
     for path, field in zip(certificate, ("ssl_certfile", "ssl_keyfile"), strict=True):
         if not os.access(path, os.R_OK) or not os.path.isfile(path):
-            raise wrong_value(field, path, "which is no file that can be read")
+            raise wrong_value(field, path, "which is not a readable file")
 
-    def passphrase() -> str:  # without it, OpenSSL asks at the terminal and waits
+    def passphrase() -> str:  # otherwise, OpenSSL asks at the terminal and waits
         raise wrong_value(
             "ssl_keyfile", certificate[1], "which is encrypted; give a key without a pass phrase"
         )
@@ -42,31 +43,31 @@ def check_certificate(certificate: tuple[str, str]) -> str:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*certificate, passphrase)
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"--ssl-certfile {certificate[0]!r} and --ssl-keyfile {certificate[1]!r} are no "
-            f"certificate with its key: {getattr(error, 'reason', None) or error}.",
+            f"--ssl-certfile {certificate[0]!r} and --ssl-keyfile {certificate[1]!r} are not "
+            f"a certificate and its key: {getattr(error, 'reason', None) or error}.",
             field="ssl_certfile",
         ) from None
     return ", ".join(certificate)
 
 
 def certificate_trouble(certfile: str) -> str:
-    """Why clients refuse the first certificate of a file, or soon will, by its dates and this
-    machine's clock; empty if they do not. Nothing is said of dates that Python cannot read."""
+    """Why clients refuse the first certificate of a file, or soon will, according to its dates and
+    this machine's clock; empty if they accept it, or if Python cannot read the dates."""
     import ssl
 
     try:
-        # Without a connection, Python reads a certificate nowhere else.
-        told = ssl._ssl._test_decode_cert(certfile)  # type: ignore[attr-defined]
-        begins, ends = (ssl.cert_time_to_seconds(told[name]) for name in ("notBefore", "notAfter"))
+        # Without a connection, Python parses certificates nowhere else.
+        dates = ssl._ssl._test_decode_cert(certfile)  # type: ignore[attr-defined]
+        begins, ends = (ssl.cert_time_to_seconds(dates[name]) for name in ("notBefore", "notAfter"))
     except (AttributeError, KeyError, OSError, ValueError):
         return ""
     now = time.time()
     if now < begins:
-        return f"{certfile} is not valid before {told['notBefore']}"
+        return f"{certfile} is not valid before {dates['notBefore']}"
     if now >= ends:
-        return f"{certfile} has expired: {told['notAfter']}"
+        return f"{certfile} has expired: {dates['notAfter']}"
     if ends - now < min(_SOON_SECONDS, (ends - begins) / 3):
-        return f"{certfile} expires soon: {told['notAfter']}"
+        return f"{certfile} expires soon: {dates['notAfter']}"
     return ""
 
 
@@ -74,24 +75,24 @@ FileVersion = tuple[int, int, tuple[int, int]] | None
 
 
 def version_of(file: str | Path | int) -> FileVersion:
-    """Another value once the file, or that of a descriptor, is another, or is not there. What is
-    last is the same for as long as it is one file, whatever is written to it."""
+    """A value that changes when the file, or the file of a descriptor, changes; `None` without a
+    file. Its last part identifies the file, and stays the same whatever is written to it."""
     try:
         status = os.stat(file)
     except OSError:
         return None
-    # File systems number their files alike.
+    # An inode number identifies a file only within its device.
     return status.st_mtime_ns, status.st_size, (status.st_dev, status.st_ino)
 
 
 def check_store(folder: Path) -> str:
-    """The folder of `--kv-store`; raises `ConfigError` if no engine could use it, or make it."""
+    """The folder of `--kv-store`; raises `ConfigError` if an engine cannot use or create it."""
     others = stat.S_IWGRP | stat.S_IWOTH
     try:
         existing = writable_at(folder)
         status = existing.stat()
         if existing == folder and (status.st_uid != os.geteuid() or status.st_mode & others):
-            why = "others could put files into it: it must be this user's, and chmod 700"
+            why = "others can put files into it; it must belong to this user, with chmod 700"
             raise PermissionError(errno.EACCES, why)
         if not (folder / KEY_FILE).exists():
             _try_link(existing)
@@ -102,8 +103,8 @@ def check_store(folder: Path) -> str:
 
 
 def _try_link(folder: Path) -> None:
-    """Raises `OSError` where a folder's file system has no hard links, by which the workers that
-    share a store agree on its key."""
+    """Raises `OSError` if the folder's file system has no hard links. Workers that share a store
+    need them to agree on its key."""
     with tempfile.NamedTemporaryFile(dir=folder, prefix="key-", suffix=UNFINISHED) as trial:
         link = f"{trial.name}-link{UNFINISHED}"
         try:
@@ -115,19 +116,19 @@ def _try_link(folder: Path) -> None:
 
 
 def writable_at(folder: Path) -> Path:
-    """The folder, or as long as it is not there, its nearest parent. It is left as it is.
+    """The folder, or its nearest existing parent. Changes nothing.
 
     Raises:
-        OSError: it cannot be written to, or not be made. `strerror` tells why.
+        OSError: it cannot be written to or created; `strerror` says why.
     """
     existing = next(path for path in (folder, *folder.absolute().parents) if _is_there(path))
-    mode = existing.stat().st_mode  # a link that leads nowhere has none, and none takes its place
+    mode = existing.stat().st_mode  # raises for a dangling link, which no folder can replace
     if not stat.S_ISDIR(mode):
         raise NotADirectoryError(errno.ENOTDIR, f"{existing} is not a folder")
     if not os.access(existing, os.W_OK | os.X_OK):
         raise PermissionError(errno.EACCES, f"{existing} cannot be written to")
     if existing != folder:
-        try:  # Rights alone do not tell: root has them in /proc, and on another machine's disk.
+        try:  # Permissions are not enough: root has them in /proc and on network file systems.
             os.rmdir(tempfile.mkdtemp(dir=existing))
         except OSError as error:
             why = f"no folder can be made in {existing}: {error.strerror}"
@@ -136,7 +137,7 @@ def writable_at(folder: Path) -> Path:
 
 
 def _is_there(path: Path) -> bool:
-    """Raises `OSError` for a path that cannot be there."""
+    """Raises `OSError` for a path that cannot exist."""
     try:
         path.lstat()
     except (FileNotFoundError, NotADirectoryError):
@@ -152,7 +153,7 @@ def check_chat_template(file: str) -> str:
 def read_chat_template(file: str) -> str:
     """The text of `--chat-template`.
 
-    Raises `ConfigError` if it is no file of UTF-8 that can be read, or too long.
+    Raises `ConfigError` if it is not a readable UTF-8 file, or too long.
     """
     text = _read(file, "chat_template", MAX_TEMPLATE_CHARS + 1)
     if len(text) > MAX_TEMPLATE_CHARS:
@@ -162,15 +163,15 @@ def read_chat_template(file: str) -> str:
 
 
 def check_keys(file: str) -> str:
-    """The names of the keys."""
+    """The names of the keys; raises `ConfigError` as `read_keys`."""
     return ", ".join(read_keys(file).values())
 
 
 def read_keys(path: str) -> dict[str, str]:
-    """The keys of a file and the name of each. A line without a name, as llama-server has them, is
+    """The keys of a file, each with its name. A line without a name, as in llama-server's files, is
     named by its number.
 
-    Raises `ConfigError`, which quotes no key.
+    Raises `ConfigError`, which never quotes a key.
     """
     field = "api_key_file"
     lines = _read(path, field).splitlines()
@@ -187,7 +188,7 @@ def read_keys(path: str) -> dict[str, str]:
                 "of visible ASCII characters"
             )
         elif key in found or name in found.values():
-            fault = "its name or its key was there before"
+            fault = "its name or its key is already used above"
         if fault:
             raise ConfigError(f"--api-key-file {path!r}, line {number}: {fault}.", field=field)
         found[key] = name
@@ -197,13 +198,13 @@ def read_keys(path: str) -> dict[str, str]:
 
 
 def _read(file: str, field: str, n_chars: int = -1) -> str:
-    """The first characters of the file that a setting names; all without a number.
+    """The first `n_chars` characters of the file that a setting names; -1 reads all.
 
-    Raises `ConfigError` if it is no file of UTF-8 that can be read.
+    Raises `ConfigError` if it is not a readable UTF-8 file.
     """
     try:
         path = os.path.expanduser(file)
-        # A pipe would be waited for, and a device read without an end.
+        # A pipe would block, and a device could be endless.
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise OSError(0, "it is not a file")
         with open(path, encoding="utf-8") as opened:

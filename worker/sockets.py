@@ -1,4 +1,4 @@
-"""Listening sockets, and why one cannot be had. Any process of the worker, its main thread."""
+"""Opens listening sockets, and explains failures. Used on the main thread of any process."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 from worker.errors import ConfigError, PortInUse, wrong_value
 
 _WILDCARDS = ("0.0.0.0", "::")
-"""All addresses of a family."""
+"""They stand for all addresses of IPv4 and of IPv6."""
 
 
 def listen_on(hosts: Sequence[str], port: int) -> list[socket.socket]:
-    """A listening socket for each address of the hosts, on one port; raises as `listen`.
+    """Open a listening socket for each address of the hosts, all on one port; raises as `listen`.
 
-    An address that is given twice has one, and so have all of a family if all of them are given.
+    Duplicates get one socket. If a wildcard is among a family's addresses, it replaces the others.
     """
     places = [place for host in hosts for place in _Place.all_of(host, port)]
     wildcards = {each.family: each for each in places if each.address[0] in _WILDCARDS}
@@ -40,23 +40,23 @@ def listen_on(hosts: Sequence[str], port: int) -> list[socket.socket]:
 def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
     """Open a listening socket; raises `PortInUse` or `ConfigError`.
 
-    Those that are `shared` may have one port, each some of its connections.
+    Several `shared` sockets can listen on one port, and the kernel distributes its connections.
     """
     return _listen(_Place.all_of(host, port)[0], port, shared=shared)
 
 
 class _Place(NamedTuple):
-    """Where a host can be listened on."""
+    """An address of a host on which to listen."""
 
     host: str
     family: int
     address: tuple[Any, ...]
-    """As its family has it: the address, the port, and with IPv6 two more."""
+    """The family's socket address: address and port, with IPv6 also flow info and scope id."""
 
     @classmethod
     def all_of(cls, host: str, port: int) -> list[_Place]:
-        """Those of a name that this machine has, or the first. Raises `ConfigError` if there is
-        none."""
+        """The host's addresses that belong to this machine; if none does, its first address.
+        Raises `ConfigError` if the host has no address."""
         try:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         except (socket.gaierror, UnicodeError) as error:
@@ -78,7 +78,7 @@ class _Place(NamedTuple):
 def _listen(
     place: _Place, port: int, *, shared: bool = False, beside_others: bool = False
 ) -> socket.socket:
-    """`beside_others`: a socket for IPv6 leaves the addresses of IPv4 to the others."""
+    """`beside_others`: restrict a socket for IPv6 to IPv6, since others have the IPv4 addresses."""
     listener = socket.socket(place.family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -95,7 +95,7 @@ def _listen(
 
 
 def listen_at(path: str) -> socket.socket:
-    """Open a listening Unix socket, and remove the one that a worker left there which is gone.
+    """Open a listening Unix socket, replacing one that a dead worker left there.
 
     Raises `PortInUse` if another process listens there, or `ConfigError`.
     """
@@ -113,7 +113,7 @@ def listen_at(path: str) -> socket.socket:
 
 
 def check_at(path: str) -> None:
-    """Raises as `listen_at` would, and leaves everything as it is there."""
+    """Raises as `listen_at` would, but changes nothing."""
     if not is_left_at(path):
         listen_at(path).close()
         os.unlink(path)
@@ -122,9 +122,9 @@ def check_at(path: str) -> None:
 
 
 def is_left_at(path: str) -> bool:
-    """Whether a socket is there to which nobody listens any more; without a file it is false.
+    """Whether the path is a socket on which nobody listens any more; false if it does not exist.
 
-    Raises `PortInUse` if somebody listens there, or `ConfigError` for what is no socket.
+    Raises `PortInUse` if somebody listens there, or `ConfigError` if it is not a socket.
     """
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
@@ -135,13 +135,13 @@ def is_left_at(path: str) -> bool:
         is_other = os.path.lexists(path) and not stat.S_ISSOCK(os.lstat(path).st_mode)
         if isinstance(error, ConnectionRefusedError) and not is_other:
             return True
-        other = FileExistsError(errno.EEXIST, "something else is there")
+        other = FileExistsError(errno.EEXIST, "it exists and is not a socket")
         raise _explain_path(other if is_other else error, path) from None
     raise PortInUse(f"{path} is in use by another process; choose another --uds.")
 
 
 def _explain_path(error: OSError, path: str) -> ConfigError:
-    reason = error.strerror or str(error)  # a path that is too long has no number
+    reason = error.strerror or str(error)  # an overlong path raises an error without errno
     return wrong_value("uds", path, f"which cannot be listened on: {reason}")
 
 
@@ -153,17 +153,17 @@ def _explain(error: OSError, host: str, port: int) -> PortInUse | ConfigError:
             port=port,
         )
     if error.errno in (errno.EACCES, errno.EPERM):
-        return wrong_value("port", port, "which this user may not listen on; choose one over 1023")
+        return wrong_value("port", port, "which needs more privileges; choose one above 1023")
     return wrong_value("host", host, f"which cannot be listened on: {error.strerror}")
 
 
 def is_local(listener: socket.socket) -> bool:
-    """Whether no other machine can reach it."""
+    """Whether only this machine can connect to it."""
     return listener.family == socket.AF_UNIX or _address_of(listener).is_loopback
 
 
 def is_wildcard(listener: socket.socket) -> bool:
-    """Whether it has all addresses of this machine, whatever name it was given for them."""
+    """Whether it listens on all addresses of this machine, however they were given."""
     return _address_of(listener).is_unspecified
 
 
@@ -176,5 +176,5 @@ def uri_of(host: str, port: int, *, is_secure: bool = False) -> str:
 
 
 def authority(host: str, port: int) -> str:
-    """Host and port as a URL has them."""
+    """Host and port as in a URL."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -175,4 +175,4 @@ def test_a_name_that_is_none_is_told(
 def test_a_chat_needs_its_certificate(capsys: pytest.CaptureFixture[str]) -> None:
     files = ("--ssl-certfile", "/nowhere", "--ssl-keyfile", "/nowhere")
     assert command_line.main("cpu", ["chat", *files]) == 2
-    assert "--ssl-certfile is '/nowhere', which is no file" in capsys.readouterr().err
+    assert "--ssl-certfile is '/nowhere', which is not a readable file" in capsys.readouterr().err

@@ -1,5 +1,5 @@
-"""LoRA adapters and control vectors: those that are loaded beside a model, and those that a
-computation has."""
+"""LoRA adapters and control vectors: those loaded with a model, and those that a computation
+uses."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ FORM = f"[NAME=]FILE[:SCALE], with a scale from {-MOST_SCALE:g} to {MOST_SCALE:g
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """One that is loaded."""
+    """A LoRA adapter that is loaded."""
 
     name: str
     path: str
     scale: float = 1.0
-    """Where a request names it."""
+    """Applied if a request names the adapter."""
     is_default: bool = False
-    """Whether requests that say nothing of adapters have it."""
+    """Whether it applies to requests that select no adapters."""
     size_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ControlVector:
-    """A direction for each layer, which is added to what the layer puts out."""
+    """A direction for each layer, which is added to the layer's output."""
 
     path: str
     scale: float = 1.0
 
 
 Applied = tuple[tuple[int, float], ...]
-"""The adapters of a computation: the number of each among those that are loaded, in their order,
-and its scale. None has the scale 0."""
+"""The adapters of a computation, in order: the index of each among the loaded ones, and its scale,
+which is never 0."""
 
 
 class Scope(NamedTuple):
-    """What cells depend on beside their tokens: only requests of the same scope share them."""
+    """What KV cells depend on besides their tokens; only requests of the same scope share cells."""
 
     salt: str | None = None
     adapters: Applied = ()
 
 
 def applied(scales: Mapping[int, float]) -> Applied:
-    """Scales as llama.cpp takes them, which are 32-bit floats."""
+    """Scales rounded to 32-bit floats, as llama.cpp uses them, without those that are 0."""
     rounded = ((n, struct.unpack("f", struct.pack("f", s))[0]) for n, s in sorted(scales.items()))
     return tuple((number, scale) for number, scale in rounded if scale)
 
@@ -54,9 +54,8 @@ def applied(scales: Mapping[int, float]) -> Applied:
 def parse_adapter(text: str) -> Adapter:
     """Parse a value of `--lora`.
 
-    A number behind the last `:` or `=` is the scale. What is before the first `=` is the name,
-    unless it has a `/`. Without a name, the adapter is applied by default, and is called as its
-    file.
+    A number after the last `:` or `=` is the scale. Text before the first `=` is the name, unless
+    it contains a `/`. Without a name, the adapter applies by default, and is named like its file.
 
     Raises:
         ValueError: it has another form.
@@ -72,7 +71,7 @@ def parse_adapter(text: str) -> Adapter:
 
 
 def parse_control_vector(text: str) -> ControlVector:
-    """Parse a value of `--control-vector`: a file and behind the last `:` its scale.
+    """Parse a value of `--control-vector`: a file, and its scale after the last `:`.
 
     Raises:
         ValueError: it has another form.
@@ -85,13 +84,13 @@ def parse_control_vector(text: str) -> ControlVector:
 
 
 def with_path(given: Adapter | ControlVector, made: Callable[[str], str]) -> str:
-    """What is parsed as this adapter or control vector, with another path."""
+    """The text that parses as this adapter or control vector with the path `made` from its own."""
     name = f"{given.name}=" if isinstance(given, Adapter) and not given.is_default else ""
     return f"{name}{made(given.path)}:{str(given.scale).removesuffix('.0')}"
 
 
 def _scaled(text: str, before_scale: str) -> tuple[str, float]:
-    """A file, and the number behind the last of these characters; 1 without one."""
+    """A file, and the number after the last of the characters `before_scale`; 1 without one."""
     at = max(map(text.rfind, before_scale))
     try:
         return text[: max(at, 0)], float(text[at + 1 :] if at >= 0 else "")

@@ -23,7 +23,7 @@ class AsyncChannel(asyncio.Protocol):
         self._buffer = bytearray()
         self._transport: asyncio.Transport | None = None
         self.fault: str | None = None
-        """What was wrong with a frame, in words."""
+        """What was wrong with a frame, in words; `None` if nothing was."""
 
     @classmethod
     async def open(
@@ -65,7 +65,7 @@ class AsyncChannel(asyncio.Protocol):
             if len(buffer) - body < length:
                 break
             try:
-                # A copy: a hook that fails may keep a view of it, and a viewed buffer cannot grow.
+                # A copy: a failed hook may keep a view of it, and a viewed buffer cannot grow.
                 events = EVENTS.decode(buffer[body : body + length])
             except MALFORMED as malformed:
                 return self._refuse(str(malformed))
@@ -75,7 +75,7 @@ class AsyncChannel(asyncio.Protocol):
             del buffer[:start]
 
     def _refuse(self, fault: str) -> None:
-        """Close at once, as if the engine had died: nothing that it writes can be believed."""
+        """Close at once, as if the engine had died: nothing that it writes can be trusted."""
         self.fault = f"sent a malformed frame ({fault})"
         self.close()
 

@@ -1,6 +1,6 @@
-"""The backends: one command, one wheel and one kind of device each.
+"""The backends. Each has one command, one wheel and one kind of device.
 
-The only list of them in the package; a test holds the commands of `pyproject.toml` against it.
+This is the package's only list of them; a test compares it with the commands in `pyproject.toml`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ class Backend:
     title: str
     """Its name in sentences."""
     registries: frozenset[str] = frozenset()
-    """ggml's registries whose devices its command may use; none for a processor."""
+    """The ggml registries whose devices its command may use; none for a CPU."""
     plugins: tuple[str, ...] = ()
     """The GPU libraries of its wheel, without the prefix `libggml-`."""
     margin_bytes: int = 256 * _MIB
-    """For what no report lists: driver workspaces, allocator slack, the process itself."""
+    """Memory kept free for what llama.cpp does not report: driver workspaces, allocator slack, the
+    process itself."""
     fields: tuple[str, ...] = ()
     """Settings that only its command has; the first chooses the device."""
     shown_by: str | None = None
@@ -34,13 +35,13 @@ class Backend:
     listed_by: str | None = None
     """The command that lists all cards of the machine."""
     deceptive: tuple[str, ...] = ()
-    """Variables with which ggml calls memory a device's that is not its own."""
+    """Variables that make ggml report memory as a device's that is not the device's own."""
     ray_resource: str | None = None
-    """What Ray calls one device of it."""
+    """Ray's name for one of its devices."""
     nodes: tuple[str, ...] = ()
     """Patterns of the device nodes that its drivers open."""
     cache_variables: tuple[str, ...] = ()
-    """The variables that tell its drivers where to keep what they compile."""
+    """The variables that set where its drivers cache what they compile."""
 
     @property
     def on_gpu(self) -> bool:

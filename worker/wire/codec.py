@@ -1,7 +1,7 @@
-"""What crosses between processes is data: MessagePack or JSON of typed records, checked on arrival.
+"""Processes exchange only data: typed records as MessagePack or JSON, which are checked on arrival.
 
-The records are msgspec Structs and dataclasses. The one class that is no data by itself is
-`WorkerError`, which crosses as its code, message and details.
+The records are msgspec Structs and dataclasses. The only other class is `WorkerError`, which is
+sent as its code, message and details.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from worker.errors import WorkerError, error_of, not_utf8
 
 _WIDE_INTEGER = 1
 MALFORMED = (msgspec.DecodeError, ValueError, RecursionError)
-"""What decoders raise for anything but what the other process may write."""
+"""What decoders raise for anything that the other process is not allowed to send."""
 
 
 def to_data(value: object) -> object:
-    """The encoders' hook."""
+    """The encoders' hook for other classes than msgspec knows."""
     if isinstance(value, WorkerError):
         return value.code, value.message, value.details
     raise TypeError(f"a {type(value).__name__} cannot be sent")
 
 
 def with_wide_integers(data: Any) -> Any:
-    """Encoded data has integers of 64 bits; wider ones, as a tool's schema may have them, cross as
-    an extension type that has their digits."""
+    """Replace integers of more than 64 bits, which a tool's schema can contain, with an extension
+    type that has their digits: MessagePack has no wider ones."""
     if isinstance(data, int) and not -(1 << 63) <= data < 1 << 64:
         return msgspec.msgpack.Ext(_WIDE_INTEGER, str(data).encode())
     if isinstance(data, dict):
@@ -42,7 +42,7 @@ def wide_integer(code: int, digits: memoryview) -> int:
 
 
 def check_sendable(settings: msgspec.Struct) -> None:
-    """Raises `ConfigError` if a path in the settings is no text, which is how it would cross."""
+    """Raises `ConfigError` if a path in the settings is not valid UTF-8, and so cannot be sent."""
     try:
         msgspec.msgpack.encode(settings)
     except UnicodeEncodeError as error:
@@ -50,6 +50,6 @@ def check_sendable(settings: msgspec.Struct) -> None:
 
 
 def from_data(kind: type, data: Any) -> WorkerError:
-    """The decoders' hook."""
-    assert kind is WorkerError, "the only class that is no data by itself"
+    """The decoders' hook for `WorkerError`."""
+    assert kind is WorkerError, "the only class without an encoding of its own"
     return error_of(*msgspec.convert(data, tuple[str, str, dict[str, Any]]))

@@ -1,4 +1,4 @@
-"""What the engine reports when it is ready: its model, its memory and where that is.
+"""What the engine reports when it is ready: its model, its memory and where that is placed.
 
 Built by the engine process, sent in `messages.Ready`, read by the API process.
 """
@@ -18,7 +18,7 @@ BufferKind = Literal["weights", "kv", "compute", "output", "recurrent"]
 
 
 DeviceNames = str | tuple[str, ...]
-"""The one device's name, such as `CPU` or `CUDA0`; those of a set as a list."""
+"""The device's name, such as `CPU` or `CUDA0`, or a tuple of several names."""
 
 
 def named(names: Sequence[str]) -> DeviceNames:
@@ -41,8 +41,8 @@ class Buffer:
         return _HOST_TYPE.match(self.device) is not None
 
     def is_on(self, device: str) -> bool:
-        """Whether it is in the device's own memory, which may have several types: `CUDA1` and
-        `CUDA1_Split`, `MTL0` and `MTL0_Private`, but not `CUDA10`; for a CPU, in the host's."""
+        """Whether it is in the device's own memory, or for a CPU in the host's. A device can have
+        several buffer types: `CUDA1` and `CUDA1_Split`, `MTL0` and `MTL0_Private`."""
         if device == "CPU" or self.is_on_host:
             return device == "CPU" and self.is_on_host
         return re.match(rf"{re.escape(device)}(?!\d)", self.device) is not None
@@ -54,17 +54,17 @@ class Residency:
 
     resident: bool
     device: DeviceNames
-    """What holds the model: `CPU`, `CUDA0`, `MTL0`, `RPC0`…, or a set of them."""
+    """The devices that hold the model: `CPU`, `CUDA0`, `MTL0`, `RPC0`…"""
     buffers: tuple[Buffer, ...]
     layers_total: int
     layers_on_device: int
     allowed_host_buffers: tuple[str, ...] = ()
-    """Host buffers that the policy allows, each with its reason in one sentence."""
+    """Host buffers that the policy allows, each with the reason in one sentence."""
     watched: Literal["process", "device", "presence"] = "device"
-    """What the driver tells after the load: the bytes of this process, those of all processes on
-    the device, or only that the device is there."""
+    """What the driver reports after the load: the memory of this process, that of all processes on
+    the device, or only that the device is present."""
     holder_pids: tuple[int, ...] = ()
-    """Processes that may be the engine, if the driver uses other process ids than this system."""
+    """Possible processes of the engine, if the driver uses other process ids than this system."""
 
     @property
     def device_bytes(self) -> int:
@@ -90,13 +90,13 @@ class ModelInfo:
     tokenizer_kind: str
     """`gguf-bpe`, `gguf-spm`, `gguf-wpm`, `gguf-ugm`…"""
     context_length: int
-    """The most tokens of a single sequence in this worker."""
+    """The most tokens of one sequence in this worker."""
     trained_context_length: int
     embedding_length: int
     bos_token_id: int | None
     bos_token: str
     eos_token: str
-    """Spellings; empty where the model has no such token."""
+    """`bos_token` and `eos_token` are spellings, empty if the model has no such token."""
     eog_token_ids: tuple[int, ...]
     has_chat_template: bool
     template_takes_tools: bool
@@ -115,45 +115,45 @@ class ControlInfo:
     """What control vectors add to the outputs of layers."""
 
     vectors: tuple[ControlVector, ...]
-    """Each with the name of its file."""
+    """Their paths are reduced to file names."""
     layers: tuple[int, int]
-    """The first and the last that are changed."""
+    """The first and last layer that are changed."""
     sha256: str
-    """Of the sum that each layer adds."""
+    """Hash of the sums that the layers add."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftInfo:
-    """The draft model that guesses; its buffers are among those of the residency."""
+    """The draft model; the residency includes its buffers."""
 
     model_ref: str
     size_bytes: int
     n_params: int
     vocab_size: int
     context_length: int
-    """Of a stream that is guessed for, at most."""
+    """The most tokens of a stream for which it guesses."""
     layers_total: int
     layers_on_device: int
 
 
 @dataclass(frozen=True, slots=True)
 class SpeculationInfo:
-    """Who guesses what streams say next."""
+    """How the next tokens of streams are guessed."""
 
     kind: Literal["off", "ngram", "draft", "mtp"]
     reason: str = ""
-    """Why nobody does, unless that was asked for."""
+    """Why nothing is guessed, unless speculation was turned off."""
     draft: DraftInfo | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ProjectorInfo:
-    """What the model sees and hears with; its buffers are among those of the residency."""
+    """The projector for pictures and sounds; the residency includes its buffers."""
 
     name: str
-    """Of its file."""
+    """Name of its file."""
     kind: str
-    """`gemma3`, `idefics3`…, as the file says."""
+    """`gemma3`, `idefics3`…, from the file."""
     sees: bool
     hears: bool
     size_bytes: int
@@ -164,12 +164,12 @@ WallName = Literal["core_dumps", "files", "system_calls"]
 
 @dataclass(frozen=True, slots=True)
 class Wall:
-    """One thing that the engine process can no longer do, if it holds."""
+    """A confinement of the engine process."""
 
     name: WallName
     holds: bool
     how: str
-    """What holds it, or why nothing does."""
+    """What enforces it, or why nothing does."""
 
     @property
     def told(self) -> str:
@@ -188,7 +188,7 @@ class EngineInfo:
     batch: int
     micro_batch: int
     prefill_budget: int
-    """Prompt tokens in a step at most."""
+    """Maximum prompt tokens in a step."""
     threads: int
     threads_derivation: str
     cpu_variant: str | None
@@ -201,24 +201,24 @@ class EngineInfo:
     load_seconds: float
     pid: int
     device_total_bytes: int = 0
-    """All memory of the device; for a CPU, that of the host or the limit of its control group."""
+    """All memory of the device; for a CPU, the host's, or the limit of the control group."""
     kv_cells: int = 0
     """KV cells of all sequences together."""
     kv_unified: bool = False
     """Whether all slots share the cells; otherwise each slot has an equal part."""
     inter_token_target_ms: float = 0.0
-    """The target for the time of a step with running streams."""
+    """Target duration of a step with running streams."""
     kv_divisions: tuple[int, ...] = ()
-    """The numbers of parts into which the shared cells are divided while every sequence fits into
-    one, the best first."""
+    """Into how many parts the shared cells can be divided while every sequence fits into one part;
+    the best number comes first."""
     kv_reason: str = ""
-    """The choice of the KV cache, in words."""
+    """The reason for the choice of cells, in words."""
     kv_store_bytes: int | None = None
-    """That the files of the KV store may take; `None` without one."""
+    """The most bytes that the KV store's files may take; `None` without a store."""
     memory_bytes: int = 0
-    """The most bytes of states in the host's memory that requests may go on from."""
+    """The most bytes of host memory for states from which requests can continue."""
     speculation: SpeculationInfo = SpeculationInfo("off")
     projector: ProjectorInfo | None = None
     walls: tuple[Wall, ...] = ()
     findings: Mapping[str, str] = field(default_factory=dict)
-    """What `doctor` says of the machine, as it was at the start."""
+    """What `doctor` would report about the machine, as of the start."""

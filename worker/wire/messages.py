@@ -1,8 +1,8 @@
 """The closed set of messages between the API process and the engine process.
 
 The API process sends single commands. The engine process sends the events of a step as one list (a
-"frame"), and before it what starts with that step. Every submitted request gets exactly one `End`,
-always last. A message is data with a type that each end checks (`transport`). All classes are
+"frame"), after a frame that says what starts with that step. Every submitted request gets exactly
+one `End`, always last. Messages are data whose types each end checks (`transport`). All classes are
 immutable, because they cross threads and processes.
 """
 
@@ -23,24 +23,24 @@ from worker.wire.work import Answer, Work
 Count = Annotated[int, Meta(ge=0)]
 StopReason = Literal["EOS", "MAX_TOKENS", "STOP_SEQUENCE"]
 DecodeOutcome = Literal["ok", "no_room", "aborted", "failed"]
-"""The outcome of a batch. `ok`: computed. `no_room`: no KV cells for it; the cache is unchanged.
-`aborted`: stopped on request; finished parts stay in the cache. `failed`: the backend failed; its
-rows are undefined."""
+"""The outcome of a batch. `ok`: computed. `no_room`: too few KV cells; the cache is unchanged.
+`aborted`: stopped on request; finished parts stay in the cache. `failed`: the backend failed; the
+batch's rows are undefined."""
 
 CacheTier = Literal["device", "memory", "disk"]
-"""Where a prompt's beginning is kept: in the cells of a slot, as a state in the host's memory, or
-in a file of the KV store."""
+"""Where a reused prefix was kept: in the cells of a slot, as a state in the host's memory, or in a
+file of the KV store."""
 
 
 class Message(Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
-    """On the pipe an array: the name of the class, then the fields."""
+    """Encoded as an array: the name of the class, then the fields."""
 
 
 # --- commands: API process → engine process ----------------------------------------------
 
 
 class DraftFile(Struct, frozen=True):
-    """The draft model, and how the user calls it."""
+    """The draft model, and the reference by which the user named it."""
 
     path: str
     model_ref: str
@@ -51,7 +51,7 @@ class ProjectorFile(Struct, frozen=True):
 
     path: str
     is_named: bool
-    """Whether the user named it: one that was found by itself stops no start."""
+    """Whether the user named it. A fault in one that was found automatically fails no start."""
 
 
 class LoadModel(Message, frozen=True):
@@ -65,16 +65,16 @@ class LoadModel(Message, frozen=True):
     log_format: Literal["auto", "json", "console"] = "json"
     adapters: tuple[Adapter, ...] = ()
     header: bytes | None = None
-    """The model's `GgufHeader`, packed, if the API process has it: a large one takes 0.1 s to
-    read."""
+    """The model's `GgufHeader`, packed, if the API process has read it: that takes 0.1 s for a
+    large one."""
     draft: DraftFile | None = None
     projector: ProjectorFile | None = None
     driver_cache: str | None = None
-    """A folder for what a GPU's driver compiles."""
+    """A folder in which a GPU's driver caches what it compiles."""
 
     @property
     def paths(self) -> list[Path]:
-        """Of all models that are loaded; of one in parts, the first part's."""
+        """The paths of all models to load; of a split one, the first part's."""
         beside = (*self.adapters, self.draft, self.projector)
         return [Path(self.model_path), *(Path(each.path) for each in beside if each is not None)]
 
@@ -85,7 +85,7 @@ class Submit(Message, frozen=True):
 
 
 class Cancel(Message, frozen=True):
-    """Drop the request at the next step; one that has ended or is unknown is ignored."""
+    """Drop the request at the next step; ignored if it has ended or is unknown."""
 
     request_id: int
 
@@ -107,8 +107,8 @@ Command = LoadModel | Submit | Cancel | EndReasoning | Stop
 
 
 class Progress(Message, frozen=True):
-    """A phase of the start: `preflight`, `load`, `residency`, `warmup`; before the last one
-    `draft` and `projector`, for those that there are."""
+    """A phase of the start: `preflight`, `load`, `residency`, `draft` and `projector` if there are
+    any, and `warmup`."""
 
     phase: str
     percent: float
@@ -123,7 +123,7 @@ class Ready(Message, frozen=True):
 
 
 class Threads(Message, frozen=True):
-    """The CPUs that the engine may use are others now: on how many threads it computes, and why."""
+    """The CPUs available to the engine have changed: the new number of threads, and the reason."""
 
     threads: Count
     derivation: str
@@ -136,39 +136,41 @@ class EngineFailed(Message, frozen=True):
 
 
 class Preparing(Message, frozen=True):
-    """A request that is not accepted yet moves: it comes to the next of its pictures and sounds, of
-    which many may take minutes."""
+    """A request that is not accepted yet makes progress: the next of its pictures and sounds is
+    prepared. Many of them can take minutes."""
 
     request_id: int
 
 
 class Accepted(Message, frozen=True):
-    """A request to generate or pool was checked, tokenised and queued."""
+    """A request to generate or pool has been checked, tokenised and queued."""
 
     request_id: int
     prompt_tokens: Count
-    """BOS and the template's tokens included."""
+    """Including BOS and the template's tokens."""
     prompt_ids: bytes = b""
     """The prompt's tokens as 32-bit integers, for the next engine if this one dies."""
 
 
 class Started(Message, frozen=True):
-    """The sequence has a slot, and its first step is computed next. `cached_tokens` of its prompt
-    were reused."""
+    """The sequence has a slot, and its first step comes next. `cached_tokens` of its prompt are
+    reused."""
 
     request_id: int
     cached_tokens: Count
     prompt_end: str = ""
-    """The prompt's last characters tell whether the chat template has opened reasoning."""
+    """The last characters of the prompt, which show whether the chat template has opened
+    reasoning."""
     tier: CacheTier = "device"
     """Where the reused tokens were."""
     at: float = 0.0
-    """When, by the monotonic clock, which is one for all processes: where each core computes, this
-    arrives no sooner than what the step has computed. Not told: on arrival."""
+    """Time of the start on the monotonic clock, which all processes share. If every core computes,
+    this event arrives only with the step's results. 0: the time of arrival."""
 
 
 class PromptProgress(Message, frozen=True):
-    """So many tokens of a prompt, reused ones too, are in the cells `seconds` after its start."""
+    """`n_computed` tokens of a prompt, including reused ones, are in the cells `seconds` after its
+    start."""
 
     request_id: int
     n_computed: Count
@@ -180,28 +182,28 @@ class TokenLogprob(Struct, frozen=True, array_like=True, gc=False):
     piece: bytes
     logprob: float
     top: tuple[TokenLogprob, ...] = ()
-    """Alternatives, best first, without alternatives of their own. They are no tuples, which the
-    collector of garbage would go through: a prompt may have a hundred thousand of them."""
+    """Alternatives, best first, themselves without alternatives. They are Structs without `gc`
+    because a prompt can have a hundred thousand, all of which the collector would traverse."""
     begin: int = 0
-    """Where the text of an answer's token begins in the answer, in characters."""
+    """Where the token's text begins in the answer, in characters."""
 
 
 class Token(Message, frozen=True, gc=False):
-    """Whole text, valid UTF-8 and never empty, with the ids of all tokens since the last."""
+    """Text in whole characters, never empty, with the ids of all tokens since the last `Token`."""
 
     request_id: int
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] = ()
     learned: tuple[float, ...] = ()
-    """The state of a sampler that learns, after these tokens; for the next engine if this one
+    """The state of a sampler that learns, after these tokens, for the next engine if this one
     dies."""
 
 
 class PromptScored(Message, frozen=True):
-    """Log-probabilities of a prompt's tokens; that of the first is NaN: nothing precedes it.
+    """Log-probabilities of a prompt's tokens. The first token's is NaN, since nothing precedes it.
 
-    Those of a long prompt come in parts, each in a frame of its own: what decodes a frame holds up
+    Those of a long prompt come in parts, each in its own frame, since decoding a frame blocks
     everything else.
     """
 
@@ -212,27 +214,27 @@ class PromptScored(Message, frozen=True):
 
 
 class Finished(Message, frozen=True):
-    """The end of a generation. `tokens_out` are all tokens that were drawn: with those of a matched
-    stop, and with the one that ended it."""
+    """The end of a generation. `tokens_out` counts all tokens drawn, including those of a matched
+    stop and the end-of-generation token."""
 
     request_id: int
     stop_reason: StopReason
     tokens_out: Count
     decode_time_ms: float
-    """Milliseconds from its first token to its end."""
+    """Milliseconds from the first token to the end."""
     stop_sequence: str | None = None
     prompt_time_ms: float = 0.0
-    """Milliseconds from its slot to its first token."""
+    """Milliseconds from getting a slot to the first token."""
     logprobs: tuple[TokenLogprob, ...] = ()
-    """Log-probabilities of the tokens after the last one with text; of the end-of-generation token
-    only if the request wants it (`scores_end`)."""
+    """Log-probabilities of the tokens after the last `Token`; the end-of-generation token's only if
+    the request has `scores_end`."""
     token_ids: tuple[int, ...] = ()
-    """The tokens after the last one with text, with the end-of-generation token, and with those of
-    which a stop has left no text."""
+    """The tokens after the last `Token`, including the end-of-generation token and those whose text
+    a stop has removed."""
 
 
 class Answered(Message, frozen=True):
-    """The value of a request that generates no text; `Work` says which."""
+    """The result of work that generates no text; its class in `work` says what it is."""
 
     request_id: int
     value: Answer
@@ -246,32 +248,33 @@ class Failed(Message, frozen=True):
 
 
 class Stats(Message, frozen=True):
-    """The engine's state after a step: several times a second while it works, and once idle."""
+    """The engine's state after a step; sent several times a second while it works, and once when it
+    becomes idle."""
 
     kv_cells_used: int = 0
     kv_cells_total: int = 0
     kv_cells_cached: int = 0
-    """The part of the used cells that is kept only for reuse."""
+    """How many of the used cells are kept only for reuse."""
     steps: int = 0
     """Since the start of this engine process."""
     decode_seconds: float = 0.0
     """Seconds inside `llama_decode` since the start."""
     overhead_seconds: float = 0.0
-    """Seconds of the steps outside of native decoding and sampling."""
+    """Seconds of the steps outside native decoding and sampling."""
     sample_seconds: float = 0.0
     tokens_drafted: int = 0
     """Tokens that speculation guessed and computed."""
     tokens_accepted: int = 0
-    """The part of them that was right."""
+    """How many of those were right."""
     media_encoded: int = 0
-    """Parts of pictures and sounds that the projector has computed."""
+    """Chunks of pictures and sounds that the projector has encoded."""
     encode_seconds: float = 0.0
     """Seconds inside the projector since the start."""
     preempted: tuple[int, ...] = ()
-    """The requests that have started, lost their slots to others and wait for new ones."""
+    """Requests that have lost their slots to others after their start, and wait for new ones."""
 
 
 End = Finished | Answered | Failed
-"""What each submitted request gets exactly one of, always last."""
+"""Each submitted request gets exactly one of these, always last."""
 RequestEvent = Preparing | Accepted | Started | PromptProgress | PromptScored | Token | End
 Event = Progress | Ready | Threads | EngineFailed | Stats | RequestEvent

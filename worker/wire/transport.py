@@ -2,8 +2,8 @@
 
 This module has the wire format (a 4-byte big-endian length, then one message) and the engine
 process's end; the other end is `async_channel`. One reader thread calls `recv`, any thread calls
-`send`. An end believes nothing of what the other wrote: only the messages that it may get come out
-of a frame, with fields of their types; for anything else the decoders raise `MALFORMED`.
+`send`. Neither end trusts the other: decoders return only the messages that it is allowed to send,
+with fields of the right types, and raise `MALFORMED` for anything else.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from worker.wire.messages import Command, Event
 
 LENGTH = struct.Struct(">I")
 MAX_FRAME_BYTES = 1 << 28
-"""Four times what the log-probabilities of 131,072 tokens take, with twenty alternatives each."""
+"""Four times the size of log-probabilities for 131,072 tokens with twenty alternatives each."""
 
 
 _encoder = Encoder(enc_hook=to_data)
@@ -31,9 +31,9 @@ EVENTS = Decoder(list[Event], dec_hook=from_data, ext_hook=wide_integer)
 def encode(message: Command | list[Event]) -> bytes:
     """One frame: the length of the message, then the message.
 
-    Raises `ValueError`, `TypeError` or `RecursionError` for what cannot be sent: more than a frame
-    may hold, half of a surrogate pair, lists in lists without end, an integer of more than 64 bits
-    in a field of a narrower type.
+    Raises `ValueError`, `TypeError` or `RecursionError` for what cannot be sent: a message larger
+    than a frame, half of a surrogate pair, too deeply nested lists, or an integer of more than 64
+    bits in a field of a narrower type.
     """
     try:
         body = _encoder.encode(message)
@@ -43,14 +43,14 @@ def encode(message: Command | list[Event]) -> bytes:
         try:
             (EVENTS if isinstance(message, list) else COMMANDS).decode(body)
         except DecodeError as error:
-            raise ValueError(f"a wide integer stands where none may: {error}") from None
+            raise ValueError(f"a wide integer is not allowed here: {error}") from None
     if len(body) > MAX_FRAME_BYTES:
         raise ValueError(f"a frame of {len(body)} bytes is over the limit of {MAX_FRAME_BYTES}")
     return LENGTH.pack(len(body)) + body
 
 
 class SyncChannel:
-    """The engine process's end, which blocks. One thread may call `recv`, any thread `send`."""
+    """The engine process's blocking end. One thread may call `recv`, any thread `send`."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(True)

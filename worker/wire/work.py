@@ -16,11 +16,11 @@ from worker.wire.sampling import Sampling
 _T = TypeVar("_T")
 
 MEDIA_MARKER = "<__media__>"
-"""Stands for a medium in a text, as llama.cpp has it."""
+"""llama.cpp's placeholder for a medium in a text."""
 
 
 class Medium(Struct, frozen=True):
-    """A picture or sound as the client has sent it, not decoded."""
+    """A picture or sound as the client sent it, not decoded."""
 
     kind: Literal["image", "audio"]
     data: bytes
@@ -28,7 +28,7 @@ class Medium(Struct, frozen=True):
     """The request's field that it comes from, for errors."""
 
     def __repr__(self) -> str:
-        """With the hash of its bytes, which are many; it is computed only once."""
+        """With a hash in place of its many bytes, which Python computes only once."""
         n_bytes, name = len(self.data), hash(self.data)
         return f"{type(self).__name__}({self.kind!r}, {n_bytes} bytes {name:x}, {self.field!r})"
 
@@ -40,14 +40,15 @@ class ChatPrompt(Struct, frozen=True, tag=True):
     tools: tuple[Mapping[str, Any], ...] = ()
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    """Whether the text ends where the last message ends, so that the answer continues it."""
+    """Whether the prompt ends with the last message's text, so that the answer continues it."""
     reasoning_marks: tuple[str, str] | None = None
-    """Begin and end of reasoning, if what the answer continues is the last message's reasoning."""
+    """The marks before and after reasoning, if the answer continues the last message's
+    reasoning."""
     template_kwargs: Mapping[str, Any] | None = None
     media: tuple[Medium, ...] = ()
-    """In the order of the parts of the types `image` and `audio` in the messages' contents."""
+    """In the order of the parts of type `image` and `audio` in the messages' contents."""
     field: str = "messages"
-    """The request's field of the messages, for errors."""
+    """The request's field that has the messages, for errors."""
 
 
 class InfillPrompt(Struct, frozen=True, tag=True):
@@ -56,45 +57,45 @@ class InfillPrompt(Struct, frozen=True, tag=True):
     prefix: str
     suffix: str
     files: tuple[tuple[str, str], ...] = ()
-    """Other files of the same project, as name and text; they come first."""
+    """Name and text of other files of the project, which precede the prefix."""
     fields: tuple[str, str, str] = ("prompt", "suffix", "")
-    """The request's fields of the two parts and of the files, for errors."""
+    """The request's fields for prefix, suffix and files, for errors."""
 
     @property
     def field(self) -> str:
-        """Of its longest part."""
+        """The field of the longest part."""
         sizes = len(self.prefix), len(self.suffix), sum(len(text) for _, text in self.files)
         return self.fields[sizes.index(max(sizes))]
 
 
 class MarkedPrompt(Struct, frozen=True, tag=True):
-    """Raw text with a `MEDIA_MARKER` in the place of each medium."""
+    """Raw text with a `MEDIA_MARKER` for each medium."""
 
     text: str
     media: tuple[Medium, ...]
     field: str = "prompt"
-    """The request's field of the text, for errors."""
+    """The request's field that has the text, for errors."""
 
 
 MixedTokens = tuple[int | str, ...]
-"""Token ids, and texts among them."""
+"""Token ids and texts, in any order."""
 Prompt = str | MixedTokens | ChatPrompt | InfillPrompt | MarkedPrompt
 
 
 class LineLimits(Struct, frozen=True):
-    """Where lines end an answer, as llama-server has it."""
+    """Limits at which the end of a line ends an answer, as in llama-server."""
 
     n_indent: int = 0
-    """A line after the first that begins with fewer blanks ends it; its blanks stay."""
+    """A line after the first that is indented by fewer blanks ends the answer; its blanks stay."""
     after_ms: int = 0
-    """The end of a line ends it so many milliseconds after its first text; 0 = never."""
+    """The end of a line ends the answer this long after its first text or later; 0: never."""
 
 
 class InferenceRequest(Struct, frozen=True, tag=True):
     """One checked job. Nothing after this object sees a request body.
 
     `prompt` is raw text (special tokens in it are recognised, and BOS is added once if the model
-    wants it), token ids (used as they are) with texts among them, a chat or a text with a gap.
+    wants it), token ids (used unchanged) mixed with texts, a chat, or a text with a gap or media.
     """
 
     job_id: str
@@ -105,34 +106,34 @@ class InferenceRequest(Struct, frozen=True, tag=True):
     stop: tuple[str, ...] = ()
     lines: LineLimits = LineLimits()
     prompt_logprobs: int | None = None
-    """The number of alternatives for each token of the prompt; `None` disables them. Otherwise the
-    whole prompt is computed, even if a part of it is cached."""
+    """Alternatives for each token of the prompt; `None`: no log-probabilities. Otherwise the whole
+    prompt is computed, even if a part of it is cached."""
     scores_end: bool = False
-    """Whether log-probabilities, where they are wanted, have that of the token that ends it."""
+    """Whether requested log-probabilities include that of the token that ends the answer."""
     shown_tokens: tuple[str, ...] = ()
-    """Control tokens that are shown in the answer's text, if the model has them."""
+    """Spellings of control tokens to show in the answer's text, if the model has them."""
     reports_progress: bool = False
-    """Whether the last step of the prompt, too, is followed by a `PromptProgress`."""
+    """Whether the last step of the prompt is also followed by a `PromptProgress`."""
     cache_salt: str | None = None
     adapters: Applied = ()
     deterministic: bool = False
     produced: tuple[int, ...] = ()
     """Tokens that an earlier engine sent; the answer continues after them."""
     learned: tuple[float, ...] = ()
-    """The state of its sampler after these."""
+    """The state of the sampler after `produced`."""
     field: str = "prompt"
-    """The client's field of a prompt that is a text or ids, for errors; others have their own."""
+    """The client's field for a prompt of text or ids, for errors; other prompts have their own."""
     deadline: float | None = None
-    """A time of `time.monotonic()` in seconds, which is the same in both processes."""
+    """A time in seconds of `time.monotonic()`, which both processes share."""
 
     @property
     def scope(self) -> Scope:
-        """Whose cells it may go on from."""
+        """The scope of the cells that it can continue from."""
         return Scope(self.cache_salt, self.adapters)
 
 
 class Tokenize(Struct, frozen=True, tag=True):
-    """Tokenize a text; the answer is a `Tokenized`."""
+    """Tokenize a text. The answer is a `Tokenized`."""
 
     text: str | MixedTokens
     add_special: bool = False
@@ -142,25 +143,25 @@ class Tokenize(Struct, frozen=True, tag=True):
 
 
 class Tokenized(Struct, frozen=True, tag=True):
-    """Millions of tokens cross the pipe as three buffers, which cost neither process a step."""
+    """Tokens as three buffers, so that even millions of them delay neither process."""
 
     ids: bytes
     """32-bit integers."""
     sizes: bytes = b""
-    """Of each token's bytes, as 32-bit integers; empty without pieces."""
+    """The length of each piece in bytes, as 32-bit integers; empty without pieces."""
     pieces: bytes = b""
-    """The tokens' bytes, joined; a control token has its spelling."""
+    """The tokens' bytes, concatenated; for a control token, its spelling."""
 
 
 class Detokenize(Struct, frozen=True, tag=True):
-    """Detokenize ids, special tokens included; texts among them stay. The answer is a string."""
+    """Detokenize ids, including special tokens; texts among them stay. The answer is a string."""
 
     tokens: MixedTokens
 
 
 class CountPrompt(Struct, frozen=True, tag=True):
-    """Count the tokens of a chat as the model's template writes it, however many they are. The
-    answer is the number."""
+    """Count the tokens of a chat rendered with the model's template, without a limit. The answer is
+    the number."""
 
     prompt: ChatPrompt
 
@@ -176,8 +177,8 @@ class Embed(Struct, frozen=True, tag=True):
 
     inputs: tuple[str | MixedTokens, ...]
     norm: int = 2
-    """What a vector is divided by: its p-norm of this p; 0 makes its largest number 32,760 and -1
-    leaves it as it is."""
+    """The p of the p-norm by which vectors are divided. 0 scales the largest absolute value to
+    32,760; -1 leaves vectors unchanged."""
     adapters: Applied = ()
     field: str = "input"
     """The request's field that the inputs come from, for errors."""
@@ -191,11 +192,11 @@ class Rank(Struct, frozen=True, tag=True):
     documents: tuple[str, ...]
     adapters: Applied = ()
     field: str = "documents"
-    """As for `Embed`."""
+    """The request's field that the documents come from, for errors."""
 
 
 def placed(field: str, items: Sequence[_T]) -> Iterator[tuple[str, _T]]:
-    """Each of a field's items behind its place in the request; one need not be in a list."""
+    """Pairs of a place in the request and the field's item there; a single item has no index."""
     if len(items) == 1:
         return iter([(field, items[0])])
     return ((f"{field}[{index}]", item) for index, item in enumerate(items))
@@ -217,4 +218,4 @@ Work = (
 )
 """An `InferenceRequest` is answered by a stream of events, all others by one value."""
 Answer = Tokenized | str | int | list[tuple[int, bytes]] | None
-"""What the other work is answered with; each kind says with which."""
+"""The values that answer all other work; each class says which."""

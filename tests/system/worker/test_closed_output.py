@@ -77,7 +77,7 @@ def test_whose_parent_has_closed_all_output(program: str, warm_cache: Path) -> N
     ("arguments", "code", "words"),
     [
         (("plan",), 0, ""),
-        (("plan", "--model", "x.gguf"), 1, "The folder in which this was started is gone"),
+        (("plan", "--model", "x.gguf"), 1, "The working folder no longer exists"),
     ],
 )
 def test_in_a_folder_that_is_gone(

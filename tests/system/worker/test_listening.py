@@ -62,13 +62,13 @@ def test_a_worker_with_a_certificate_streams_over_https(
 
 def test_files_that_are_no_certificate_are_refused_by_name(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.pem"
-    with pytest.raises(ConfigError, match="--ssl-certfile is .*no file"):
+    with pytest.raises(ConfigError, match="--ssl-certfile is .*not a readable file"):
         check_certificate((str(wrong), str(wrong)))
     wrong.write_text(json.dumps("no PEM"))
-    with pytest.raises(ConfigError, match="are no certificate with its key"):
+    with pytest.raises(ConfigError, match="are not a certificate and its key"):
         check_certificate((str(wrong), str(wrong)))
     file = str(own_certificate(tmp_path))
-    with pytest.raises(ConfigError, match="are no certificate with its key"):
+    with pytest.raises(ConfigError, match="are not a certificate and its key"):
         check_certificate((file, str(wrong)))
     check_certificate((file, file))
     locked = tmp_path / "locked.pem"

@@ -112,8 +112,8 @@ def test_each_key_has_its_name(tmp_path: Path) -> None:
     ("text", "why"),
     [
         ("", "has no key"),
-        ("a:SECRET\na:OTHER", "line 2: its name or its key was there before"),
-        ("a:SECRET\nb:SECRET", "line 2: its name or its key was there before"),
+        ("a:SECRET\na:OTHER", "line 2: its name or its key is already used above"),
+        ("a:SECRET\nb:SECRET", "line 2: its name or its key is already used above"),
         ("a b:SECRET", "line 1: it must be NAME:KEY"),
         ("a:SEC RET", "line 1: it must be NAME:KEY"),
         ("a:", "line 1: it must be NAME:KEY"),

@@ -132,7 +132,7 @@ def test_a_workers_gpus_are_among_those_that_ray_has_reserved_for_it(
         (WORKERS + "settings.slots = true", "slots is true; it is not a switch"),
         (WORKERS + "settings.cuda_device = 1", "cuda_device applies to llorch-cuda only"),
         (WORKERS + "settings.slots = 2024-01-01", "--slots is datetime.date(2024, 1, 1); it must"),
-        (f"x = {'[' * 3000}{']' * 3000}\n", "has too many brackets in one another"),
+        (f"x = {'[' * 3000}{']' * 3000}\n", "nests its brackets too deeply"),
         ('[[workers]]\nname = "gateway"', "'gateway' is the fleet's own"),
         ('[[workers]]\nname = "a/b"', "workers[0].name: it must be up to 100 letters, "),
         ('ssl_certfile = "/a"\n' + WORKERS, "ssl_certfile and ssl_keyfile go together"),
