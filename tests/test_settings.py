@@ -545,14 +545,14 @@ def test_a_second_subcommand_is_refused_beside_the_first() -> None:
         parse_flags("cpu", ["plan"], "chat")
 
 
-NO_STREAM = "no stream can stand in for a file here"
+NO_STREAM = "a stream cannot replace a file here"
 
 
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ("model --outfile x.gguf", "did you mean DESTINATION, which is the word behind SOURCE?"),
-        ("model -o", "did you mean DESTINATION, which is the word behind SOURCE?"),
+        ("model --outfile x.gguf", "did you mean DESTINATION, the word after SOURCE?"),
+        ("model -o", "did you mean DESTINATION, the word after SOURCE?"),
         ("o/r x.gguf --remote", "did you mean SOURCE, as hf:owner/repo@revision?"),
         ("model x.gguf -q q4_0", "did you mean --outtype?"),
         ("model x.gguf --outtyp q4_0", "did you mean --outtype?"),
@@ -560,9 +560,9 @@ NO_STREAM = "no stream can stand in for a file here"
         ("model x.gguf --vocab-only", "llorch-convert convert --help lists them."),
         ("list --familes", "did you mean --families?"),
         ("cache -q 1", "llorch-convert cache --help lists them."),
-        *((f"{each} ''", "an empty text names no file") for each in ("model", "inspect")),
-        ("cache --cache-dir ''", "an empty text names no file"),
-        ("list --models-file ''", "an empty text names no file"),
+        *((f"{each} ''", "an empty text is not a file name") for each in ("model", "inspect")),
+        ("cache --cache-dir ''", "an empty text is not a file name"),
+        ("list --models-file ''", "an empty text is not a file name"),
         *((each, NO_STREAM) for each in ("model -", "inspect -", "model x.gguf --imatrix -")),
     ],
 )

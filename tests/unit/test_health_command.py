@@ -81,7 +81,7 @@ def test_one_that_is_not_well_or_not_there_is_a_failure(
     first_process.write_text("")
     monkeypatch.setattr(Healthy, "status", 503)
     assert command_line.main("cpu", ["health", "--port", str(port)]) == 1
-    assert "The worker is not well" in capsys.readouterr().err
+    assert "The worker is not healthy" in capsys.readouterr().err
     assert command_line.main("cpu", ["health", "--port", "1"]) == 1
     assert "The worker at http://127.0.0.1:1 does not answer" in capsys.readouterr().err
     assert command_line.main("cpu", ["health", "--port", "0"]) == 2
@@ -147,7 +147,7 @@ def test_another_server_without_that_path_is_no_worker_that_is_not_well(
     monkeypatch.setattr(Healthy, "said", b"<html>\n<p>not found\n")
     monkeypatch.setattr(Healthy, "status", 404)
     assert command_line.main("cpu", ["health", "--port", str(port)]) == 1
-    assert capsys.readouterr().err.endswith("is no worker.\n")
+    assert capsys.readouterr().err.endswith("is not a worker.\n")
 
 
 @pytest.mark.parametrize("command", ["health", "chat"])
@@ -162,7 +162,7 @@ def test_what_answers_there_may_be_another_server(
 ) -> None:
     monkeypatch.setattr(Healthy, "said", said)
     assert command_line.main("cpu", [command, "--port", str(port)]) == 1
-    assert capsys.readouterr().err.endswith("is no worker.\n")
+    assert capsys.readouterr().err.endswith("is not a worker.\n")
 
 
 def test_a_name_that_is_none_is_told(

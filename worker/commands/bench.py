@@ -1,10 +1,10 @@
-"""`llorch-cpu bench`: what this machine gives with this model, measured on a real worker.
+"""`llorch-cpu bench`: measures the speed of a model on this machine with a real worker.
 
-Starts the worker with the same settings on a free port of this machine, as a child, and streams
-prompts that have nothing in common through it: 1, then 4, then 16 at once. The rate counts every
-token from the first request's submission to the last token's arrival, prompts' time included; the
-time to the first token is what each client waited. One round at each load, after one request that
-is not counted, so figures vary by some percent.
+Starts a worker with the same settings as a child, on a free port of this machine, and streams
+answers to unrelated prompts: 1, then 4, then 16 at once. The rate is the number of generated tokens
+divided by the time from the first request's submission to the last token's arrival, prompts
+included; the time to the first token is what each client waited. Each load has one round, after one
+request that is not counted, so figures vary by a few percent.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _WORDS = (
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The result at one load. Times are medians over its streams, in milliseconds."""
+    """The result at one load. Times are medians over the streams, in milliseconds."""
 
     streams: int
     tokens_per_second: float
-    """Of all streams together."""
+    """The rate of all streams together."""
     first_token_ms: float
-    """From the submission to the first text."""
+    """Time from the submission to the first text."""
     inter_token_ms: float
     prompt_tokens: int
     output_tokens: int
@@ -58,11 +58,11 @@ class _Stream:
 
 
 def run(settings: Settings, *, as_json: bool) -> int:
-    """Measure and print a line for each load.
+    """Measure, and print a line for each load.
 
     Raises:
-        WorkerError: the worker did not start; its own message is on stderr. Or a request failed.
-        ConfigError: the worker with these settings refuses the benchmark's requests.
+        WorkerError: the worker did not start, and has said why on stderr, or a request failed.
+        ConfigError: a worker with these settings refuses the benchmark's requests.
     """
     with own_worker(settings, n_slots=_LOADS[-1]) as (url, ready):
         title = f"{ready['model_ref']} on {ready['device']}, loaded in {ready['seconds']} s"
@@ -72,14 +72,14 @@ def run(settings: Settings, *, as_json: bool) -> int:
         console = Console(quiet=as_json)
         results = asyncio.run(_measure(url, settings, Live(table, console=console), table))
         if not console.is_terminal:
-            console.line()  # which rich does on a terminal alone
+            console.line()  # rich does so only on a terminal
     if as_json:
         print(json.dumps(ready | {"loads": [asdict(result) for result in results]}, indent=2))
     return 0
 
 
 async def _measure(url: str, settings: Settings, live: Live, table: Table) -> list[Result]:
-    """The results, whose rows are shown as they come, once a first request has ended well."""
+    """Warm up with one request, then measure each load and show its row."""
     timeout = httpx.Timeout(None, connect=10)
     async with httpx.AsyncClient(
         base_url=url, headers=headers_of(settings), timeout=timeout, trust_env=False
@@ -148,7 +148,7 @@ async def _stream(client: httpx.AsyncClient, words: random.Random, max_tokens: i
         raise lost(error) from error
     seconds = time.monotonic() - began
     if last.get("type") != "end" or first_s is None:
-        # A refused one tells of the settings or the model.
+        # Status 400 means that the settings or the model do not allow it.
         kind = ConfigError if response.status_code == 400 else WorkerError
         raise kind(f"A request of the benchmark failed: {last.get('message', last)}.")
     return _Stream(started["prompt_tokens"], last["tokens_out"], first_s, seconds)

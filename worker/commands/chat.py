@@ -1,7 +1,7 @@
 """`llorch-cpu chat`: a conversation in the terminal.
 
-Talks to the worker that listens at --host and --port; where a model is given, or nothing listens
-there, it starts a worker of its own with the same settings and ends it afterwards. Runs on the main
+Talks to the worker that listens at --host and --port. If a model is given, or nothing listens
+there, it starts its own worker with the same settings and ends it afterwards. Runs on the main
 thread.
 """
 
@@ -24,13 +24,13 @@ from worker.errors import WorkerError, escaped
 from worker.settings import Settings
 
 _HELP = "/clear forgets the conversation, /system TEXT sets the system prompt, Ctrl-D leaves"
-_COMMANDS_OF_TERMINALS = dict.fromkeys({*range(32), *range(127, 160)} - {ord("\n"), ord("\t")})
-"""Control characters, which a model may write and a terminal would obey."""
+_CONTROL_CHARACTERS = dict.fromkeys({*range(32), *range(127, 160)} - {ord("\n"), ord("\t")})
+"""Those that a terminal would obey if a model wrote them; used with `str.translate`."""
 
 
 @dataclass(slots=True)
 class Answer:
-    """What has come of an answer so far."""
+    """The part of an answer that has arrived so far."""
 
     content: str = ""
     reasoning: str = ""
@@ -50,18 +50,18 @@ class Answer:
 
 @dataclass(slots=True)
 class _Conversation:
-    """What was said so far to the worker's model. What was not answered is none of it."""
+    """The conversation with the worker's model. Messages without an answer are not part of it."""
 
     client: httpx.Client
     model: str
     console: Console
     as_json: bool
     is_typed: bool
-    """Whether a person types: what then looks like a command is none of the conversation."""
+    """Whether a person types. Then a line that looks like a command is not sent to the model."""
     messages: list[dict[str, str]] = field(default_factory=list)
 
     def enter(self, line: str) -> None:
-        """Obey a command, or say the line. Raises `WorkerError` if it is not answered."""
+        """Run a command, or send the line. Raises `WorkerError` if there is no answer."""
         if line == "/clear":
             self.messages = []
         elif line.startswith("/system "):
@@ -69,12 +69,12 @@ class _Conversation:
         elif self.is_typed and line.startswith("/") and " " not in line:
             self.console.print(_HELP, style="dim")
         elif line:
-            said = [*self.messages, {"role": "user", "content": line}]
-            answer = self._answer_to(said)
-            self.messages = [*said, {"role": "assistant", "content": answer.content}]
+            messages = [*self.messages, {"role": "user", "content": line}]
+            answer = self._answer_to(messages)
+            self.messages = [*messages, {"role": "assistant", "content": answer.content}]
 
     def _answer_to(self, messages: list[dict[str, str]]) -> Answer:
-        """Print the answer as it comes, or as JSON once it is whole; Ctrl-C ends it where it is."""
+        """Print the answer as it arrives, or as JSON once it is complete; Ctrl-C stops it."""
         body = {"model": self.model, "messages": messages, "stream": True, "return_progress": True}
         answer, console = Answer(), None if self.as_json else self.console
         waiting = Status("waiting", console=console or Console(quiet=True))
@@ -101,7 +101,7 @@ def run(settings: Settings, *, as_json: bool) -> int:
     """Talk until the input ends. With `as_json`, each answer is one line of JSON.
 
     Raises:
-        WorkerError: there is no worker to talk to, or its model does not chat.
+        WorkerError: there is no worker to talk to, or its model cannot chat.
     """
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")
@@ -110,7 +110,7 @@ def run(settings: Settings, *, as_json: bool) -> int:
     with _worker(settings) as client:
         talk = _Conversation(client, _model_of(client), console, as_json, is_asked)
         if is_asked:
-            # With it, lines are edited and recalled, and several are pasted as one message.
+            # It adds line editing and a history, and lets several lines be pasted as one message.
             with contextlib.suppress(ImportError):
                 import readline  # noqa: F401
             console.print(escaped(talk.model), style="bold dim", end="")
@@ -124,7 +124,7 @@ def run(settings: Settings, *, as_json: bool) -> int:
                 if not is_asked:
                     raise
                 console.print(f"\n{escaped(error.message)}", style="red")
-            except KeyboardInterrupt:  # at the prompt it leaves the line
+            except KeyboardInterrupt:  # at the prompt, it discards the line
                 if not is_asked:
                     raise
                 console.print()
@@ -132,7 +132,7 @@ def run(settings: Settings, *, as_json: bool) -> int:
 
 @contextlib.contextmanager
 def _worker(settings: Settings) -> Iterator[httpx.Client]:
-    """A client of the worker that is asked."""
+    """A client of the worker to talk to, which is started first if necessary."""
     with client_of(settings) as found:
         if settings.model is None and _listens(found):
             yield found
@@ -146,29 +146,31 @@ def _worker(settings: Settings) -> Iterator[httpx.Client]:
 def _listens(client: httpx.Client) -> bool:
     try:
         return client.get("/health", timeout=CONNECT_SECONDS).is_success
-    except (httpx.HTTPError, UnicodeError):  # the second for what is no host name
+    except (httpx.HTTPError, UnicodeError):  # the latter for an invalid host name
         return False
 
 
 def _model_of(client: httpx.Client) -> str:
-    """
+    """The name of the worker's model.
+
     Raises:
-        WorkerError: the worker does not say, for example because it wants another token.
+        WorkerError: the worker does not return it, for example because it needs another token.
     """
     try:
         response = client.get("/v1/models")
         if response.status_code == httpx.codes.UNAUTHORIZED:
-            raise WorkerError("The worker needs its token or a key: set LLORCH_WORKER_TOKEN to it.")
+            raise WorkerError("The worker requires a token or key; set LLORCH_WORKER_TOKEN to it.")
         if not response.is_success:
             raise WorkerError(_message(response.text))
         return str(response.json()["data"][0]["id"])
     except httpx.HTTPError as error:
         raise lost(error) from error
     except (ValueError, LookupError, TypeError):
-        raise WorkerError(f"What answers at {client.base_url} is no worker.") from None
+        raise WorkerError(f"What answers at {client.base_url} is not a worker.") from None
 
 
 def take(chunk: dict[str, Any], answer: Answer, console: Console | None, waiting: Status) -> None:
+    """Add a chunk of the stream to the answer, and show it. Raises `WorkerError` for an error."""
     if "error" in chunk:
         raise WorkerError(str(chunk["error"]["message"]))
     if progress := chunk.get("prompt_progress"):
@@ -183,15 +185,15 @@ def take(chunk: dict[str, Any], answer: Answer, console: Console | None, waiting
             waiting.stop()
             if content and answer.reasoning and not answer.content:
                 console.print("\n")
-            shown = reasoning.translate(_COMMANDS_OF_TERMINALS)
+            shown = reasoning.translate(_CONTROL_CHARACTERS)
             console.out(shown, end="", style="dim italic")
-            console.out(content.translate(_COMMANDS_OF_TERMINALS), end="")
+            console.out(content.translate(_CONTROL_CHARACTERS), end="")
         answer.reasoning += reasoning
         answer.content += content
 
 
 def print_json(answer: Answer) -> None:
-    """One line; what the encoding of stdout lacks is escaped, as it would be written as `?`."""
+    """Print one line; escape characters if stdout's encoding is not UTF-8 and may lack them."""
     shown: dict[str, Any] = {"content": answer.content}
     if answer.reasoning:
         shown["reasoning_content"] = answer.reasoning
@@ -200,7 +202,7 @@ def print_json(answer: Answer) -> None:
 
 
 def _message(text: str) -> str:
-    """The message of an error's body, or the body."""
+    """The message in an error's body, or else the whole body."""
     with contextlib.suppress(ValueError, KeyError, TypeError):
         return str(json.loads(text)["error"]["message"])
     return text or "The worker gave no answer."

@@ -1,4 +1,4 @@
-"""What commands print with styles."""
+"""A console for styled output of commands."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ import rich.console
 
 class Console(rich.console.Console):
     def on_broken_pipe(self) -> None:
-        """Let the command end as each other does; rich would exit with 1."""
+        """End the command as `cli` does for all others; rich would exit with 1."""
         raise BrokenPipeError

@@ -1,8 +1,8 @@
-"""`llorch-convert`: SafeTensors in, a verified GGUF out; the first word may name another command.
+"""`llorch-convert`: SafeTensors in, a verified GGUF out, and other commands for model files.
 
-Runs in a process of its own, also when the worker needs a conversion at its start. Ends with the
-exit code of the error it met; whoever reads its JSON lines gets the same error as an object. Each
-command imports what it needs when it runs.
+Runs in its own process, even if the worker needs a conversion at its start. Exits with the exit
+code of the error that it met, which is also an object in its JSON lines. Each command imports what
+it needs when it runs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _COMMANDS = ("convert", "verify", "inspect", "list", "cache", "adapter")
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the command; returns its exit code. The fault is on stderr, or in the last JSON line."""
+    """Run the command; returns its exit code. An error is on stderr, or in the last JSON line."""
     if arguments and arguments[0] not in (*_COMMANDS, "-h", "--help", "--version"):
         arguments = ["convert", *arguments]
     options = _parser().parse_args(arguments)
@@ -36,7 +36,7 @@ def run(arguments: Sequence[str]) -> int:
     try:
         with _interruptible():
             options.run(options, report)
-    except BrokenPipeError:  # `cli` knows what to do
+    except BrokenPipeError:  # handled by `cli`
         raise
     except WorkerError as error:
         report.failed(error)
@@ -45,12 +45,12 @@ def run(arguments: Sequence[str]) -> int:
         report.failed(not_utf8(error))
         return ConfigError.exit_code
     except (OSError, RuntimeError) as error:
-        if (told := told_by_system(error)) is None:
+        if (failure := told_by_system(error)) is None:
             raise
         if isinstance(error, OSError):
-            told = ModelError(f"{options.command} failed: {told.message}")
-        report.failed(told)
-        return told.exit_code
+            failure = ModelError(f"{options.command} failed: {failure.message}")
+        report.failed(failure)
+        return failure.exit_code
     except KeyboardInterrupt:
         report.failed(ModelError(f"{options.command} interrupted; no file was written"))
         return 130
@@ -59,10 +59,10 @@ def run(arguments: Sequence[str]) -> int:
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-    """Inside, what ends a process otherwise ends the command as Ctrl-C does."""
+    """Inside the block, SIGTERM and SIGHUP end the command as Ctrl-C does."""
     before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)}
-    for each, handler in before.items():  # SIGHUP is of a terminal that is closed
-        if handler is not signal.SIG_IGN:  # as `nohup` has it
+    for each, handler in before.items():  # SIGHUP: the terminal was closed
+        if handler is not signal.SIG_IGN:  # set by `nohup`
             signal.signal(each, signal.default_int_handler)
     try:
         yield
@@ -91,7 +91,7 @@ def _convert(options: argparse.Namespace, report: Reporter) -> None:
         raise ConfigError(f"--imatrix is given, but nothing uses it with --outtype {given.outtype}")
     destination, source = _destination(options), _source(options, report)
     matrix = [] if given.imatrix is None else [given.imatrix]
-    _keep([*checkpoint_files(source), *matrix], destination)
+    _refuse_to_overwrite([*checkpoint_files(source), *matrix], destination)
     made = convert(source, destination, given, report, overwrite=options.overwrite)
     report.finished(
         made,
@@ -112,7 +112,7 @@ def _verify(options: argparse.Namespace, report: Reporter) -> None:
     texts = f"as noted at its conversion, {differs}" if differs else "all test texts agree"
     report.finished(
         {"path": str(options.file), "n_tensors": n_tensors, "difference": differs},
-        f"{options.file} is what its source gives: {n_tensors} tensors agree; {texts}",
+        f"{options.file} matches its source: {n_tensors} tensors agree; {texts}",
     )
 
 
@@ -135,7 +135,7 @@ def _list(options: argparse.Namespace, _report: Reporter) -> None:
         width = max(map(len, by_architecture))
         for architecture, names in sorted(by_architecture.items()):
             print(f"{architecture:<{width}}  {', '.join(sorted(names))}")
-        print(f"\nby llama.cpp's own converter, which needs PyTorch ({upstream.NEEDS}):")
+        print(f"\nwith llama.cpp's own converter, which needs PyTorch ({upstream.NEEDS}):")
         print(textwrap.fill(" ".join(sorted(upstream.classes() - ours)), 100))
         return
     from worker.commands import listing
@@ -150,7 +150,7 @@ def _cache(options: argparse.Namespace, _report: Reporter) -> None:
 
     folder = options.cache_dir
     if os.path.lexists(folder) and not folder.is_dir():
-        raise ConfigError(f"the cache {str(folder)!r} is no folder; set --cache-dir")
+        raise ConfigError(f"the cache {str(folder)!r} is not a folder; set --cache-dir")
     stored = stored_models(folder)
     for each in select(stored, options.remove, options.older_than):
         each.remove()
@@ -164,7 +164,7 @@ def _adapter(options: argparse.Namespace, report: Reporter) -> None:
     from worker.models.gguf.header import read_header
 
     destination = _destination(options)
-    _keep([options.base, *options.adapter.glob("*")], destination)
+    _refuse_to_overwrite([options.base, *options.adapter.glob("*")], destination)
     base = read_header(options.base)
     count = convert_adapter(options.adapter, base, destination, overwrite=options.overwrite)
     report.finished(
@@ -178,16 +178,16 @@ def _destination(options: argparse.Namespace) -> Path:
     if path.suffix == ".safetensors":
         raise ConfigError(f"{path} would be a GGUF; name a file that ends in .gguf")
     if os.path.lexists(path) and not path.is_file():
-        raise ConfigError(f"{path} is there and is no file; name another")
+        raise ConfigError(f"{path} exists and is not a file; choose another name")
     if path.is_file() and not options.overwrite:
-        raise ConfigError(f"{path} is there already; --overwrite replaces it")
+        raise ConfigError(f"{path} exists already; --overwrite replaces it")
     return path
 
 
-def _keep(files: Iterable[Path], destination: Path) -> None:
-    """Refuse to write to one of the files that are read."""
+def _refuse_to_overwrite(files: Iterable[Path], destination: Path) -> None:
+    """Refuse to overwrite one of the input files."""
     if any(each.exists() and destination.samefile(each) for each in files if destination.exists()):
-        raise ConfigError(f"{destination} is read for this conversion; name another file")
+        raise ConfigError(f"{destination} is read for this conversion; choose another name")
 
 
 # --- their arguments ---------------------------------------------------------------------
@@ -195,10 +195,10 @@ def _keep(files: Iterable[Path], destination: Path) -> None:
 
 class _Parser(Parser):
     other_names = {
-        "DESTINATION, which is the word behind SOURCE": ("-o", "--outfile", "--output", "--out"),
-        "SOURCE, which is the first word": ("-m", "--model", "--model-dir", "--hf-repo", "--repo"),
+        "DESTINATION, the word after SOURCE": ("-o", "--outfile", "--output", "--out"),
+        "SOURCE, the first word": ("-m", "--model", "--model-dir", "--hf-repo", "--repo"),
         "SOURCE, as hf:owner/repo@revision": ("--remote", "--revision"),
-        "BASE, which is the word behind ADAPTER": ("--base", "--base-model-id"),
+        "BASE, the word after ADAPTER": ("--base", "--base-model-id"),
         "--name": ("--model-name",),
         "--outtype": ("-q", "--quantize", "--quant", "--quantization", "--dtype"),
         "--cache-dir": ("--local-dir",),
@@ -209,16 +209,16 @@ class _Parser(Parser):
         "list --families": ("--print-supported-models",),
         "the variable HF_TOKEN": ("--token", "-hft", "--hf-token"),
     }
-    """What other converters and the hub's client call the same thing."""
+    """Flags of other converters and of the hub's client."""
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="llorch-convert",
-        description="SafeTensors in, a verified GGUF out. `llorch-convert SOURCE DESTINATION` is "
-        "the command convert.",
-        epilog="exit codes: 0 done, 1 a fault of the converter, 2 usage, 3 the source, a file or "
-        "what was made of it, 4 no sound wheel of llama.cpp, 6 download, 130 interrupted",
+        description="Convert SafeTensors to a verified GGUF. `llorch-convert SOURCE DESTINATION` "
+        "is short for `llorch-convert convert SOURCE DESTINATION`.",
+        epilog="exit codes: 0 done, 1 a fault of the converter, 2 usage, 3 the source, another "
+        "file or the result, 4 no intact llama.cpp wheel, 6 download, 130 interrupted",
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {own_version()}")
     commands = parser.add_subparsers(dest="command", required=True)
@@ -232,18 +232,19 @@ def _parser() -> argparse.ArgumentParser:
     )
     convert.add_argument("--name", help="the model's name in the file (default: its folder's)")
     convert.add_argument(
-        "--mmproj", action="store_true", help="write the projector of pictures and sounds"
+        "--mmproj", action="store_true", help="write the projector for pictures and sounds"
     )
     _add_pre_tokenizer(convert)
-    text = "default: one more than processors"
+    text = "number of threads; default: number of processors + 1"
     convert.add_argument("--threads", type=whole_number(_MOST_THREADS), metavar="N", help=text)
     convert.set_defaults(run=_convert)
 
-    verify = add_command(commands, "verify", "compare a GGUF with the SafeTensors it was made from")
+    verify = add_command(commands, "verify", "compare a GGUF with its source SafeTensors")
     _add_source(verify)
-    verify.add_argument("file", type=_path, help="what llorch-convert wrote of it")
-    verify.add_argument("--name", help="as it was given to the conversion")
-    verify.add_argument("--imatrix", type=_path, help="as it was given to the conversion")
+    verify.add_argument("file", type=_path, help="the GGUF file that llorch-convert wrote")
+    verify.add_argument("--name", help="the --name of the conversion, if it had one")
+    text = "the --imatrix of the conversion, if it had one"
+    verify.add_argument("--imatrix", type=_path, help=text)
     _add_pre_tokenizer(verify)
     verify.set_defaults(run=_verify)
 
@@ -251,23 +252,23 @@ def _parser() -> argparse.ArgumentParser:
     inspect.add_argument("file", type=_path, help="a GGUF file")
     inspect.set_defaults(run=_inspect)
 
-    aliases = add_command(commands, "list", "show the aliases, or the families")
+    aliases = add_command(commands, "list", "list the aliases, or the convertible architectures")
     _add_models_file(aliases)
     aliases.add_argument(
-        "--families", action="store_true", help="show the architectures that can be converted"
+        "--families", action="store_true", help="list the architectures instead of the aliases"
     )
     aliases.set_defaults(run=_list)
 
     cache = add_command(commands, "cache", "list downloads and conversions, or remove some")
-    _add_cache_dir(cache, "default: the worker's cache")
+    _add_cache_dir(cache, "the cache folder (default: the worker's)")
     cache.add_argument(
-        "--remove", nargs="+", default=[], metavar="KEY", help="the beginning of one or more keys"
+        "--remove", nargs="+", default=[], metavar="KEY", help="remove models whose keys begin so"
     )
     cache.add_argument(
         "--older-than",
         type=_days,
         metavar="DAYS",
-        help="remove what was not used for this many days",
+        help="remove models that were not used for this many days",
     )
     cache.set_defaults(run=_cache)
 
@@ -278,7 +279,7 @@ def _parser() -> argparse.ArgumentParser:
     adapter.set_defaults(run=_adapter)
     parser.set_defaults(progress="none")
     for command in (convert, verify, adapter):
-        text = "what is shown meanwhile: lines of JSON, a bar (default) or nothing"
+        text = "how progress is shown: as JSON lines, as a bar (default) or not at all"
         command.add_argument("--progress", choices=get_args(Style), default="bar", help=text)
     return parser
 
@@ -287,7 +288,7 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "source", help="a folder of SafeTensors, hf:owner/repo@revision, or an alias of models.toml"
     )
-    _add_cache_dir(parser, "where downloads go (default: the worker's cache)")
+    _add_cache_dir(parser, "folder for downloads (default: the worker's cache)")
     _add_models_file(parser)
 
 
@@ -297,23 +298,23 @@ def _add_cache_dir(parser: argparse.ArgumentParser, text: str) -> None:
 
 
 def _path(text: str) -> Path:
-    if not text:  # which is the folder one is in to `Path`
-        raise argparse.ArgumentTypeError("an empty text names no file")
+    if not text:  # `Path` would read it as the working folder
+        raise argparse.ArgumentTypeError("an empty text is not a file name")
     if text == "-":
-        why = "no stream can stand in for a file here; name one"
-        raise argparse.ArgumentTypeError(f"{why}, or ./- for that name")
+        why = "a stream cannot replace a file here; give a file's name"
+        raise argparse.ArgumentTypeError(f"{why}, or ./- for a file named -")
     return Path(os.path.expanduser(text))
 
 
 def _add_models_file(parser: argparse.ArgumentParser) -> None:
     given = os.environ.get("LLORCH_MODELS_FILE") or None
-    text = "a models.toml of your own; without it that of the working folder, else ours"
+    text = "a models.toml; default: the one in the working folder, else the worker's own"
     parser.add_argument("--models-file", type=_path, default=given, help=text)
 
 
 def _add_destination(command: argparse.ArgumentParser) -> None:
     command.add_argument("destination", type=_path, help="the GGUF file to write")
-    command.add_argument("--overwrite", action="store_true", help="replace what is there")
+    command.add_argument("--overwrite", action="store_true", help="replace an existing file")
 
 
 def _add_pre_tokenizer(parser: argparse.ArgumentParser) -> None:
@@ -325,7 +326,7 @@ def _days(text: str) -> float:
     with contextlib.suppress(ValueError):
         if (days := float(text)) >= 0:
             return days
-    raise argparse.ArgumentTypeError(f"{text!r} is no number of days")
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number of days")
 
 
 def _source(options: argparse.Namespace, report: Reporter) -> Path:
@@ -334,7 +335,7 @@ def _source(options: argparse.Namespace, report: Reporter) -> Path:
     from worker.models.resolve import resolve_checkpoint
 
     if not isinstance(parse(options.source, CHECKPOINTS), Path):
-        # The download's warnings go to the log.
+        # For warnings of the download.
         from worker.observability import logs
 
         logs.configure("warning")

@@ -1,8 +1,7 @@
-"""`llorch-cpu doctor`: tells whether a worker with these settings would start here, and if not,
-why.
+"""`llorch-cpu doctor`: reports whether a worker with these settings would start here, and why not.
 
-Runs on the main thread of a command process. Everything native happens in a child (`preflight`), so
-even a wheel that crashes gives a report. Nothing is downloaded, and nothing large is converted.
+Runs on the main thread of a command process. All native code runs in a child (`preflight`), so even
+a wheel that crashes yields a report. Nothing is downloaded, and nothing large is converted.
 """
 
 from __future__ import annotations
@@ -54,12 +53,12 @@ class Check:
     status: Literal["ok", "unknown", "failed"]
     text: str
     error: WorkerError | None = None
-    """What a start would end with."""
+    """The error with which a start would end."""
 
 
 @dataclass(slots=True)
 class Diagnosis:
-    """All checks, in their order."""
+    """All checks, in order."""
 
     command: str
     checks: list[Check] = field(default_factory=list)
@@ -77,7 +76,7 @@ class Diagnosis:
 
     @contextlib.contextmanager
     def check(self, name: str) -> Iterator[None]:
-        """A `WorkerError` inside this block is the check's failure."""
+        """Record a `WorkerError` from the block as the check's failure."""
         try:
             yield
         except WorkerError as error:
@@ -128,15 +127,15 @@ def diagnose(settings: Settings, *, child: Sequence[str] | None = None) -> Diagn
     """Check everything that a start needs, in order."""
     found = Diagnosis(settings.command)
     budget = cpu_budget(settings.engine.threads)
-    told = machine.findings(budget)
+    facts = machine.findings(budget)
     with found.check("machine"):
         try:
             instructions.check()
         except WorkerError as error:
-            raise type(error)(f"{told['machine']}: {error.message}") from None
-        found.ok("machine", told["machine"])
-    found.ok("threads", told["threads"])
-    found.ok("memory", told["memory"])
+            raise type(error)(f"{facts['machine']}: {error.message}") from None
+        found.ok("machine", facts["machine"])
+    found.ok("threads", facts["threads"])
+    found.ok("memory", facts["memory"])
     files = Diagnosis(found.command)
     cache, cache_fault = _cache(settings)
     questions = _questions(settings, files, cache_fault)
@@ -144,7 +143,7 @@ def diagnose(settings: Settings, *, child: Sequence[str] | None = None) -> Diagn
         found.ok("cache", cache)
     elif all(check.status == "ok" for check in files.checks):
         found.ok("cache", f"{cache_fault}; these files need none")
-    else:  # what needs it has failed with the error that a start would end with
+    else:  # the check that needs it has failed with the error of a start
         found.checks.append(Check("cache", "failed", cache_fault))
     port: tuple[str, Callable[[], str]] = ("port", partial(_port, settings))
     for name, check in (port, *settings.file_checks()):
@@ -152,7 +151,7 @@ def diagnose(settings: Settings, *, child: Sequence[str] | None = None) -> Diagn
             found.ok(name, check())
     if settings.certificate is not None and (why := certificate_trouble(settings.certificate[0])):
         found.unknown("certificate", f"{why}; clients refuse it then")
-    # As patient with a driver that compiles its shaders as the worker itself is told to be.
+    # A driver that compiles its shaders gets as much time as it would from the worker.
     limit_s = max(preflight.SECONDS, settings.stall_timeout)
     findings = preflight.ask(questions, child=child, timeout_seconds=limit_s)
     _native_checks(found, findings)
@@ -183,7 +182,7 @@ def diagnose(settings: Settings, *, child: Sequence[str] | None = None) -> Diagn
 
 
 def _cache(settings: Settings) -> tuple[str, str | None]:
-    """The cache folder, and why it cannot be used, if so."""
+    """The cache folder, and the reason if it cannot be used."""
     folder = settings.cache_path
     try:
         existing = writable_at(folder)
@@ -205,7 +204,7 @@ def _port(settings: Settings) -> str:
 
 
 def _questions(settings: Settings, found: Diagnosis, cache_fault: str | None) -> Questions:
-    """What native code shall try, with the files of the settings as far as they are here."""
+    """What the preflight tries in native code, with those of the settings' files that are here."""
     resolved = _model(settings, found, cache_fault)
     adapters, draft, projector = settings.adapters[:0], None, None
     if resolved is None:
@@ -215,7 +214,7 @@ def _questions(settings: Settings, found: Diagnosis, cache_fault: str | None) ->
             ("projector", settings.mmproj),
         ):
             if given not in (None, NONE):
-                text = f"{given} is held against the model once that is on this machine"
+                text = f"{given} can be checked only once the model is on this machine"
                 found.unknown(name, text)
     else:
         model = resolved.header
@@ -236,7 +235,7 @@ def _questions(settings: Settings, found: Diagnosis, cache_fault: str | None) ->
             if projector is not None:
                 found.ok("projector", projector.path)
     trial = None
-    with contextlib.suppress(WorkerError):  # the check of the model or the cache has told why
+    with contextlib.suppress(WorkerError):  # the check of the model or the cache has the reason
         trial = str(asyncio.run(resolve(settings, None)).gguf_path)
     load = None
     if resolved is not None:
@@ -253,17 +252,17 @@ def _questions(settings: Settings, found: Diagnosis, cache_fault: str | None) ->
 
 
 def _model(settings: Settings, found: Diagnosis, cache_fault: str | None) -> ResolvedModel | None:
-    """Check the model, as far as it is on this machine."""
+    """Check the model; `None` if it is not on this machine as a GGUF file yet."""
     name = settings.model or "the bundled model"
     with found.check("model"):
         place, _ = look_up(settings.model, settings.models_file)
         if isinstance(place, Path) and place.is_dir():
             check_checkpoint(place)
             if cache_fault is not None:
-                raise ModelError(f"{name} is converted by the first start, which needs a cache")
+                raise ModelError(f"{name} must be converted first, which needs a cache")
             found.unknown(
                 "model",
-                f"{name} would be converted by the first start; its memory is not known before",
+                f"{name} would be converted at the first start; its memory is unknown until then",
             )
             return None
         os.environ["HF_HUB_OFFLINE"] = "1"  # a diagnosis downloads nothing
@@ -273,7 +272,7 @@ def _model(settings: Settings, found: Diagnosis, cache_fault: str | None) -> Res
         except DownloadError as error:
             _downloaded_first("model", name, error, found, cache_fault)
             return None
-        with contextlib.suppress(ConfigError):  # the check of the files has told why
+        with contextlib.suppress(ConfigError):  # the check of the files has the reason
             check_template_of(resolved, settings)
         found.ok("model", f"{name}: {resolved.gguf_path}")
         return resolved
@@ -282,7 +281,7 @@ def _model(settings: Settings, found: Diagnosis, cache_fault: str | None) -> Res
 def _downloaded_first(
     what: str, name: str, error: DownloadError, found: Diagnosis, cache_fault: str | None
 ) -> None:
-    """Note what the first start downloads; raises an error that is another than that."""
+    """Record that the first start downloads it; raises `error` if that is not the reason."""
     if error.details.get("reason") != "offline" or cache_fault is not None:
         raise error
     found.unknown(what, f"{name} is not in the cache yet; the first start downloads it")
@@ -310,9 +309,9 @@ def _native_checks(found: Diagnosis, findings: Findings) -> None:
     for chosen in findings.device or []:
         found.ok("device", _device_line(chosen))
     if trial := findings.trial:
-        found.ok("trial", f"a small model loaded, resident and computed with in {trial.seconds} s")
-        told = ", ".join(f"{wall.name.replace('_', ' ')}: {wall.told}" for wall in trial.walls)
-        (found.ok if all(wall.holds for wall in trial.walls) else found.unknown)("confined", told)
+        found.ok("trial", f"a small model loaded, resident and computing in {trial.seconds} s")
+        walls = ", ".join(f"{wall.name.replace('_', ' ')}: {wall.told}" for wall in trial.walls)
+        (found.ok if all(wall.holds for wall in trial.walls) else found.unknown)("confined", walls)
     if findings.error is not None and findings.step != "plan":
         found.failed(findings.step, findings.error)
 
@@ -323,7 +322,7 @@ def _device_line(device: ChosenDevice) -> str:
         free, total = device.free_bytes / _GIB, device.total_bytes / _GIB
         line += f", {free:.1f} of {total:.1f} GiB free"
         if device.free_bytes == device.total_bytes:
-            line += " (or its driver does not tell how much is in use)"
+            line += " (or its driver does not report how much is in use)"
     return line
 
 

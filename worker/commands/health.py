@@ -1,7 +1,7 @@
-"""`llorch-cpu health`: asks the running worker whether it is well, as a container's check does.
+"""`llorch-cpu health`: asks the running worker whether it is healthy, for a container's check.
 
-Its address comes from the same settings as a start's, and in a container, whose first process is
-the worker, also from that process's flags. Runs on the main thread of a command process.
+The worker's address comes from the same settings as for a start, and in a container, where the
+worker is the first process, also from that process's flags. Runs on the main thread.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ def run(settings: Settings, *, as_json: bool) -> int:
 
     Raises:
         ConfigError: the settings name no port.
-        NotReady: the worker does not answer, or says that it is not well.
+        NotReady: the worker does not answer, or reports that it is not healthy.
     """
     if not settings.port and settings.socket_path is None:
-        raise ConfigError("--port is 0, so the worker's port is not known here.", field="port")
+        raise ConfigError("--port is 0, so the worker's port is unknown.", field="port")
     with client_of(settings, is_probe=True) as client:
         where = settings.socket_path or client.base_url
         try:
@@ -34,23 +34,23 @@ def run(settings: Settings, *, as_json: bool) -> int:
         except (httpx.HTTPError, UnicodeError) as error:
             raise NotReady(f"The worker at {where} does not answer: {error}.") from error
     try:
-        said = answer.json()
-        if answer.status_code != httpx.codes.OK and isinstance(said, dict):
-            raise NotReady(f"The worker is not well: {answer.text}")
-        state = said["status"]
+        body = answer.json()
+        if answer.status_code != httpx.codes.OK and isinstance(body, dict):
+            raise NotReady(f"The worker is not healthy: {answer.text}")
+        state = body["status"]
     except (ValueError, LookupError, TypeError):
-        raise NotReady(f"What answers at {where} is no worker.") from None
+        raise NotReady(f"What answers at {where} is not a worker.") from None
     print(answer.text if as_json else state, flush=True)
     return 0
 
 
 def flags_of_first_process(command: str) -> list[str]:
-    """The flags with which process 1 was started as the worker, or starts it (as `docker run
-    --init` has it); none where it is something else, and the variables are the container's anyway.
+    """The worker's flags on the command line of process 1, which is the worker, or starts it after
+    `docker run --init`; empty if it is something else. Its variables are the container's anyway.
     """
     try:
         line = _FIRST_PROCESS.read_bytes().decode("utf-8", "replace").rstrip("\0").split("\0")
-    except OSError:  # no such file on this system, or a process of somebody else
+    except OSError:  # no /proc, or another user's process
         return []
     names = [Path(each).name for each in line]
     return line[names.index(command) + 1 :] if command in names else []

@@ -1,7 +1,7 @@
 """`llorch-worker install-engine BACKEND`: builds llama.cpp's wheel and installs it here.
 
-The wheel is the one that the project's own images and tests have: of the pinned sources, with the
-flags of that backend's recipe. The recipes are in the package, and in a checkout in `builds`.
+The wheel is the same as in the project's images and tests: built from the pinned sources, with the
+flags of the backend's recipe. The package contains the recipes; in a checkout they are in `builds`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from worker.wire.backends import BACKENDS
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _RECIPES = (_PACKAGE / "assets" / "engine", _PACKAGE.parent)
-"""Where the package `builds` may lie: in an installation, in a checkout."""
+"""Folders that may contain the package `builds`: of an installation, of a checkout."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -35,18 +35,18 @@ def run(arguments: Sequence[str]) -> int:
         return 1
     (wheel,) = folder.glob("*.whl")
     if importlib.util.find_spec("pip") is None:
-        print(f"{sys.prefix} has no pip; install it otherwise: uv pip install {wheel}")
+        print(f"{sys.prefix} has no pip; install the wheel otherwise: uv pip install {wheel}")
         return 1
     pip = ["pip", "--disable-pip-version-check", "--quiet"]
     if _module(*pip, "install", "--no-deps", "--force-reinstall", str(wheel)) != 0:
         return 1
-    print(f"installed {wheel.name}; llorch-{options.backend} starts a worker on it")
+    print(f"installed {wheel.name}; llorch-{options.backend} starts a worker with it")
     return 0
 
 
 def _module(*command: str, path: Path | None = None) -> int:
     environment = {**os.environ, "PYTHONPATH": str(path)} if path else None
-    # By SIGTERM, as a build ends its compilers then; nothing else tells it that this was killed.
+    # SIGTERM, at which a build ends its compilers; otherwise it outlives a killed parent.
     dies = partial(die_with_parent, signal.SIGTERM)
     child = subprocess.Popen([sys.executable, "-m", *command], env=environment, preexec_fn=dies)
     for ends in (signal.SIGINT, signal.SIGTERM):
@@ -64,8 +64,8 @@ def _parser() -> argparse.ArgumentParser:
     install = add_command(
         commands, "install-engine", "build llama.cpp's wheel for a backend and install it here"
     )
-    install.add_argument("backend", choices=list(BACKENDS), help="as in the command llorch-…")
+    install.add_argument("backend", choices=list(BACKENDS), help="as in llorch-BACKEND")
     install.add_argument(
-        "--native", action="store_true", help="for this processor alone, which builds sooner"
+        "--native", action="store_true", help="build for this processor only, which takes less time"
     )
     return parser

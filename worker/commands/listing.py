@@ -1,6 +1,4 @@
-"""Headers, registries and the cache as text for people: the output of `inspect`, `list` and
-`cache`.
-"""
+"""Headers, registries and the cache as text: the output of `inspect`, `list` and `cache`."""
 
 from __future__ import annotations
 
@@ -102,7 +100,7 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def size_text(n_bytes: int) -> str:
-    """A size in decimal units, as usual for disks and downloads."""
+    """A size in decimal units, as is usual for disks and downloads."""
     size = float(n_bytes)
     for unit in ("B", "kB", "MB"):
         if size < 1000:

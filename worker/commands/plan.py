@@ -18,15 +18,15 @@ from worker.models.resolve import ResolvedModel, resolve
 from worker.settings import Settings
 
 _PLAN_SECONDS = 120.0
-"""A plan that takes this long hangs."""
+"""A plan that takes longer counts as hung."""
 
 
 def run(settings: Settings, *, as_json: bool) -> int:
     """Print the plan.
 
     Raises:
-        InsufficientVram: the model does not fit; the plan is printed before.
-        WorkerError: as at a start, but for its port, which the worker that is planned may have.
+        InsufficientVram: the model does not fit; the plan is printed first.
+        WorkerError: as for a start, except for a port in use: a worker may already be running.
     """
     settings.check_files()
     room = partial(preflight.room_bytes, settings.engine)
@@ -48,7 +48,7 @@ def run(settings: Settings, *, as_json: bool) -> int:
 
 
 def check_template_of(resolved: ResolvedModel, settings: Settings) -> None:
-    """Raises `ModelError` for a chat template with which the start would fail."""
+    """Raises `ModelError` for a chat template that would make the start fail."""
     for source in served_templates(resolved.header.named_template, settings.engine.chat_template):
         if source:
             check_template(source)

@@ -1,4 +1,4 @@
-"""Reports the progress of a conversion: JSON lines, a live line, or nothing but sentences.
+"""Reports the progress of a conversion as JSON lines, as a live line, or not at all.
 
 Only the converter's main thread calls it, so nothing here locks.
 """
@@ -20,28 +20,28 @@ _LEAST_SECONDS_BETWEEN = 0.1
 
 
 class Reporter:
-    """A live line and notes on stderr, then the answer on stdout; or one JSON object per line, on
-    stdout: `{"phase", "percent", "bytes_per_second"}`, then a result or an error."""
+    """Writes a live line and notes to stderr and the result to stdout, or one JSON object per line
+    to stdout: `{"phase", "percent", "bytes_per_second"}`, then a result or an error."""
 
     def __init__(self, style: Style) -> None:
         self._is_json = style == "json"
         self._line = LiveLine(sys.stderr) if style == "bar" else None
         self._phase = ""
-        self._phase_began = self._told_at = 0.0
+        self._phase_began = self._shown_at = 0.0
 
     def step(self, phase: str, done_bytes: int, total_bytes: int) -> None:
         now = time.monotonic()
         if phase != self._phase:
             self._phase, self._phase_began = phase, now
-        elif done_bytes < total_bytes and now - self._told_at < _LEAST_SECONDS_BETWEEN:
+        elif done_bytes < total_bytes and now - self._shown_at < _LEAST_SECONDS_BETWEEN:
             return
-        self._told_at = now
+        self._shown_at = now
         seconds = max(now - self._phase_began, 1e-3)
         percent = 100 * done_bytes / total_bytes if total_bytes else 100.0
         self.show(Progress(phase, percent, done_bytes / seconds if done_bytes else None))
 
     def show(self, progress: Progress) -> None:
-        """Also that of the model's download, which precedes the conversion."""
+        """Show progress, of the conversion or of the download before it."""
         if self._line is not None:
             self._line.show(progress)
         elif self._is_json:
@@ -57,18 +57,18 @@ class Reporter:
         self._say({"note": sentence}, f"note: {sentence}")
 
     def failed(self, error: WorkerError) -> None:
-        said = {"code": error.code, "message": error.message, "details": error.details}
-        with contextlib.suppress(OSError):  # without a reader, the exit code still tells
-            self._say({"error": said}, f"llorch-convert: {error.message}")
+        fields = {"code": error.code, "message": error.message, "details": error.details}
+        with contextlib.suppress(OSError):  # without a reader, the exit code still reports it
+            self._say({"error": fields}, f"llorch-convert: {error.message}")
 
     def finished(self, result: dict[str, Any], sentence: str) -> None:
-        """The answer, which whoever redirects stdout wants there."""
+        """Report the result, on stdout so that it can be redirected."""
         self._say({"result": result}, sentence, sys.stdout)
 
     def _say(self, value: dict[str, Any], sentence: str, stream: TextIO | None = None) -> None:
         if self._line is not None:
             self._line.clear()
-        # Names come out of the checkpoint's files, and may hold what a terminal obeys.
+        # Names from the checkpoint's files may contain control characters.
         sentence = "".join(c if c.isprintable() or c == "\n" else "·" for c in sentence)
         if self._is_json:
             self._write(sys.stdout, json.dumps(value, default=str))

@@ -1,4 +1,4 @@
-"""The worker that a command asks: one of its own, started as a child, and how it is addressed."""
+"""Clients of a running worker, and workers that a command starts as its children."""
 
 from __future__ import annotations
 
@@ -35,11 +35,13 @@ def headers_of(settings: Settings) -> dict[str, str]:
 
 
 def client_of(settings: Settings, *, is_probe: bool = False) -> httpx.Client:
-    """A client of the worker that listens as the settings say. It trusts that worker's certificate
-    alone, whatever names are in it; a probe, which sends nothing secret, any.
+    """A client of the worker that listens where the settings say.
+
+    It trusts only that worker's certificate, whatever names are in it. A probe sends no secret, and
+    trusts any certificate.
 
     Raises:
-        ConfigError: there is no such certificate, or no key.
+        ConfigError: the certificate or the file of keys is missing or wrong.
     """
     trusted = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     trusted.check_hostname = False
@@ -49,13 +51,13 @@ def client_of(settings: Settings, *, is_probe: bool = False) -> httpx.Client:
         check_certificate(settings.certificate)
         trusted.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         trusted.load_verify_locations(settings.certificate[0])
-    # A worker that listens on all addresses is asked at the loopback address.
+    # A worker that listens on all addresses is reached at the loopback address.
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host[0], settings.host[0])
     uri = uri_of(host, settings.port, is_secure=settings.certificate is not None)
     try:
         url = httpx.URL(uri + settings.api_prefix)
     except httpx.InvalidURL as error:
-        raise wrong_value("host", host, f"which is none: {error}") from None
+        raise wrong_value("host", host, f"which is not a host: {error}") from None
     return httpx.Client(
         base_url=url,
         headers={} if is_probe else headers_of(settings),
@@ -73,14 +75,14 @@ def lost(error: httpx.HTTPError) -> WorkerError:
 
 @contextlib.contextmanager
 def own_worker(settings: Settings, *, n_slots: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Start a worker with these settings and at least so many slots; gives its address and what
-    its ready line says of it.
+    """Start a worker with these settings and at least `n_slots` slots; yields its address and the
+    `model_ref`, `device` and `seconds` of its ready line.
 
     Raises:
-        WorkerError: the worker did not start; its own message is on stderr.
+        WorkerError: the worker did not start.
     """
-    # A group of its own: the Ctrl-C of the command's terminal is not meant for it. It binds
-    # itself to this process: Python loses a Ctrl-C that comes beside a `preexec_fn`.
+    # It has its own process group, so that the terminal's Ctrl-C does not reach it. It binds itself
+    # to this process, because Python loses a Ctrl-C that arrives during a `preexec_fn`.
     code = f"""
 from worker.background import die_with_parent
 die_with_parent({int(signal.SIGTERM)}, {os.getpid()})
@@ -105,7 +107,7 @@ run()
 
 @contextlib.contextmanager
 def _ended(process: subprocess.Popen[str]) -> Iterator[None]:
-    """End the process with the block."""
+    """End the process when the block ends."""
     try:
         yield
     finally:
@@ -117,7 +119,7 @@ def _ended(process: subprocess.Popen[str]) -> Iterator[None]:
 
 
 def _environment(settings: Settings) -> dict[str, str]:
-    """This process's environment without any setting but the token."""
+    """This process's environment without settings, except for the token."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
     for alias in ALIASES.values():
         kept.pop(alias, None)
@@ -127,7 +129,7 @@ def _environment(settings: Settings) -> dict[str, str]:
 
 
 def _flags(settings: Settings, n_slots: int) -> list[str]:
-    """Flags that serve the same model alike, to no pool, at an address of its own."""
+    """Flags to serve the same model in the same way, without a pool, at an address of its own."""
     served = {
         name: getattr(settings, name)
         for name, info in FIELDS.items()
@@ -145,7 +147,7 @@ def _wait_until_ready(log: IO[str], headers: dict[str, str]) -> dict[str, Any]:
     showing: threading.Thread | None = None
     for line in log:
         event: dict[str, Any] = {}
-        with contextlib.suppress(ValueError):  # of a library
+        with contextlib.suppress(ValueError):  # a library's line
             event = json.loads(line) if line.startswith("{") else {}
         if event.get("event") == "worker.listening" and sys.stderr.isatty():
             showing = threading.Thread(target=_show_start, args=(event["port"], headers))
@@ -160,15 +162,14 @@ def _wait_until_ready(log: IO[str], headers: dict[str, str]) -> dict[str, Any]:
 
 
 def _show_start(port: int, headers: dict[str, str]) -> None:
-    """Show how far the worker at this port is with its download, conversion and load, until it is
-    ready or gone."""
+    """Show the progress of the worker's download, conversion and load until it is ready or gone."""
     line = LiveLine(sys.stderr)
     with (
         contextlib.suppress(httpx.HTTPError),
         httpx.Client(headers=headers, timeout=None, trust_env=False, verify=False) as client,
-        client.stream("GET", f"http://127.0.0.1:{port}/v1/loading/progress") as told,
+        client.stream("GET", f"http://127.0.0.1:{port}/v1/loading/progress") as stream,
     ):
-        for text in told.iter_lines():
+        for text in stream.iter_lines():
             if text.startswith("data: {"):
                 fields = json.loads(text.removeprefix("data: "))
                 line.show(Progress(fields["phase"], fields["percent"], fields["bytes_per_second"]))

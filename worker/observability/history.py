@@ -1,6 +1,6 @@
-"""What the worker did in the last hour, in steps of ten seconds, for its page.
+"""What the worker did in the last hour, in steps of ten seconds, for its status page.
 
-Made of the same counters as `/metrics`, on the API process's event loop.
+It comes from the same counters as `/metrics`. Runs on the API process's event loop.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LATENCIES = {
     "inter_token": "worker_inter_token_seconds",
 }
 Buckets = tuple[tuple[float, float], ...]
-"""Of a histogram: each upper edge, and the observations up to it since the start."""
+"""A histogram: each upper edge, and the number of observations up to it since the start."""
 Row = dict[str, float | None]
 
 
@@ -48,9 +48,12 @@ class History:
             await asyncio.sleep(STEP_SECONDS)
 
     def take(self, status: Any, at: float, now: float) -> None:
-        """Take a sample of a `WorkerStatus` and of the counters. Each but the first ends a row:
-        rates and quantiles of the step, gauges at its end. The row tells the Unix time `at`; rates
-        are by the monotonic `now`, since that clock is never set."""
+        """Take a sample of a `WorkerStatus` and of the counters.
+
+        Each sample but the first completes a row: rates and quantiles of the step, and gauges at
+        its end. `at` is the row's Unix time. Rates use the monotonic `now`, a clock that is never
+        adjusted.
+        """
         buckets = {name: self._metrics.buckets(key) for name, key in LATENCIES.items()}
         before, self._last = self._last, _Sample(now, _counts(self._metrics), buckets)
         if before is None:
@@ -73,15 +76,15 @@ class History:
         self._rows.append(row)
 
     def columns(self, names: Iterable[str]) -> dict[str, list[float | None]]:
-        """The rows as columns of these names.
+        """The rows as columns with these names.
 
-        A quantile is `None` where nothing was observed. Cells are per cent of all.
+        A quantile is `None` if nothing was observed. Cells are percentages of all cells.
         """
         return {name: [row[name] for row in self._rows] for name in names}
 
 
 def prompt_tokens(metrics: Metrics) -> dict[str, float]:
-    """Of all prompts started so far: the tokens found in each tier, and those `computed`."""
+    """Tokens of all prompts started so far: those found in each tier, and those `computed`."""
     value = metrics.value
     found = {tier: value("worker_tokens_reused_total", tier=tier) for tier in get_args(CacheTier)}
     return found | {"computed": value("vllm:prefix_cache_queries_total") - sum(found.values())}
@@ -93,9 +96,10 @@ def _counts(metrics: Metrics) -> dict[str, float]:
 
 
 def quantile(before: Sequence[tuple[float, float]], after: Buckets, q: float) -> float | None:
-    """Of what was observed between two states of a histogram; linear inside a bucket.
+    """A quantile of the observations between two states of a histogram; `None` without any.
 
-    As Prometheus' `histogram_quantile`: beyond the last edge it is that edge.
+    As in Prometheus' `histogram_quantile`, it is interpolated linearly inside a bucket, and is the
+    last edge for values beyond that.
     """
     grown = [(edge, n - b) for (edge, n), (_, b) in zip(after, before, strict=True)]
     total = grown[-1][1]

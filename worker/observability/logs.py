@@ -1,9 +1,9 @@
 """Structured logs on stderr, one event per line, the same in the API and the engine process.
 
 The main thread of each process calls `configure` once before anything logs; after that, any thread
-may use `get_logger`. Lines of libraries that use the standard `logging` module have the same form.
-A prompt, an output or a token is never logged: texts are named by `digest`, and `_redact` replaces
-any that are passed by mistake.
+may use `get_logger`. Lines from libraries that use the standard `logging` module have the same
+form. Prompts, outputs and tokens are never logged: a text is identified by its `digest`, and
+`_redact` replaces texts that are passed by mistake.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from msgspec import msgpack
 from worker.errors import escaped
 from worker.lean_imports import unavailable
 
-with unavailable("rich"):  # rich would draw tracebacks; plain ones are wanted
+with unavailable("rich"):  # with rich, tracebacks would not be plain
     import structlog
     from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
 
@@ -35,10 +35,10 @@ bind = structlog.contextvars.bind_contextvars
 """Adds its keywords to all log lines of the current task."""
 unbind_all = structlog.contextvars.clear_contextvars
 CLEAR = "\r\x1b[K"
-"""Moves to the beginning of a terminal's line and clears it."""
+"""Moves to the beginning of the terminal's line and clears it."""
 Format = Literal["auto", "json", "console"]
 
-# Keys whose values inside the worker are texts of users or of the model.
+# Keys whose values are texts of users or of the model, or secrets.
 _PRIVATE = frozenset(
     "prompt text t content messages output outputs token tokens input inputs delta piece "
     "authorization callback_token worker_token".split()
@@ -50,7 +50,7 @@ def configure(level: str = "info", format: Format = "auto", worker_id: str = "")
     stream = cast(TextIO, _Unblocked(sys.stderr))
     json_lines = format == "json" or (format == "auto" and not stream.isatty())
     if json_lines and isinstance(sys.stderr, io.TextIOWrapper):
-        # JSON's, whatever the locale's is.
+        # JSON is UTF-8 in any locale.
         sys.stderr.reconfigure(encoding="utf-8", errors="backslashreplace")
     for_people = is_for_people(level, format)
     least = "warning" if for_people else level
@@ -64,7 +64,7 @@ def configure(level: str = "info", format: Format = "auto", worker_id: str = "")
     ]
     closing: list[Processor]
     if json_lines:
-        # `format_exc_info` prints no local variables, so a traceback has no prompt.
+        # `format_exc_info` prints no local variables, which could contain a prompt.
         renderer = structlog.processors.JSONRenderer(_as_json)
         closing = [structlog.processors.format_exc_info, renderer]
     else:
@@ -74,7 +74,7 @@ def configure(level: str = "info", format: Format = "auto", worker_id: str = "")
         )
         closing = [_drop_empty, structlog.processors.format_exc_info, _show_controls, console]
         if moves_cursor():
-            closing.append(lambda _, name, text: f"{CLEAR}{text}")  # in a live line's place
+            closing.append(lambda _, name, text: f"{CLEAR}{text}")  # replaces the live line
         if for_people:
             closing.insert(0, _drop_failure)
     structlog.configure(
@@ -87,12 +87,12 @@ def configure(level: str = "info", format: Format = "auto", worker_id: str = "")
 
 
 def is_for_people(level: str, format: Format) -> bool:
-    """Whether a person reads stderr without having asked for more than warnings."""
+    """Whether stderr is a terminal and the settings ask for nothing but the defaults."""
     return format == "auto" and level == "info" and sys.stderr.isatty()
 
 
 def moves_cursor() -> bool:
-    """Whether stderr is a terminal that obeys more than line ends."""
+    """Whether stderr is a terminal that supports control sequences."""
     return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
 
@@ -101,7 +101,7 @@ def get_logger() -> FilteringBoundLogger:
 
 
 def digest(prompt: object) -> str:
-    """The SHA-256, such as names a prompt in logs: of a text, bytes, or what crosses the pipe."""
+    """The SHA-256 that identifies a prompt in logs: a text, bytes, or data of the pipe."""
     if isinstance(prompt, str):
         data = prompt.encode("utf-8", "surrogatepass")
     elif isinstance(prompt, bytes):
@@ -137,8 +137,8 @@ def _drop_empty(logger: WrappedLogger, name: str, event: EventDict) -> EventDict
 
 
 def _show_controls(logger: WrappedLogger, name: str, event: EventDict) -> EventDict:
-    """Escape control characters: what a client or a file says may not command the reader's
-    terminal. The lines of a trace are indented, so none is taken for one of the log."""
+    """Escape control characters, so that texts from clients and files cannot control the reader's
+    terminal. Lines of a traceback are indented, so that none looks like a log line."""
     trace = event.pop("exception", "")
     shown = {key: escaped(v) if isinstance(v, str) else v for key, v in event.items()}
     if trace:
@@ -147,8 +147,8 @@ def _show_controls(logger: WrappedLogger, name: str, event: EventDict) -> EventD
 
 
 def _as_json(event: EventDict, **_: object) -> str:
-    """A line in which all control characters are escaped, which JSON does not ask for: a terminal
-    may show it, and some readers end a line where Unicode does."""
+    """A JSON line with all control characters escaped. JSON does not require that, but a terminal
+    may show the line, and some readers split lines at Unicode's line ends."""
     line = json.dumps(event, ensure_ascii=False, default=str)
     if line.isprintable():
         return line
@@ -156,7 +156,7 @@ def _as_json(event: EventDict, **_: object) -> str:
 
 
 def _drop_failure(logger: WrappedLogger, name: str, event: EventDict) -> EventDict:
-    """Drop `worker.failed`: a person reads the sentence behind it, which says the same."""
+    """Drop `worker.failed`, because the sentence printed after it says the same."""
     if event["event"] == "worker.failed":
         raise structlog.DropEvent
     return event
@@ -175,26 +175,26 @@ def _adopt_standard_logging(
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(max(threshold, logging.WARNING) if threshold > 10 else threshold)
-    # Below warnings, these libraries log the URLs and body sizes of other parties.
+    # Below warnings, these libraries log URLs and body sizes.
     for name in ("httpcore", "httpx", "urllib3", "asyncio"):
         logging.getLogger(name).setLevel(max(threshold, logging.WARNING))
 
 
 class _Unblocked:
-    """Writes whole lines to the file behind `stream`, whose reader may leave or stop reading.
+    """Writes whole lines to a stream without blocking, even if its reader leaves or stops reading.
 
     A line that cannot be written at once is lost. A pipe (on Linux) or a socket is written through
     a separate descriptor: other processes write to the shared one, so its flags must not change.
-    Other files are written as is.
+    Other files are written directly.
     """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._lock = threading.Lock()
         self._unwritten = b""
-        """The rest of a line that was written in part."""
+        """The rest of a line that was only partly written."""
         self._send: Callable[[bytes], int] | None = None
-        """Writes to a pipe or a socket what it takes at once."""
+        """Writes as much to a pipe or socket as fits; returns the number of bytes."""
         with contextlib.suppress(OSError, ValueError):
             fd = stream.fileno()
             kind = os.fstat(fd).st_mode
@@ -212,7 +212,7 @@ class _Unblocked:
             else:
                 data = self._unwritten + text.encode("utf-8", "replace")
                 n_written = self._send(data)
-                # A line of which nothing was written is lost.
+                # A new line of which nothing was written is lost.
                 rest = data if n_written >= len(self._unwritten) else self._unwritten
                 self._unwritten = rest[n_written:]
         return len(text)

@@ -1,7 +1,7 @@
 """The worker's metrics for Prometheus, in a registry of their own.
 
-Belongs to the API process. Whoever sees something happen counts it here, from any thread; gauges are
-set at a scrape. Nothing here waits for the engine.
+Belongs to the API process. Events are counted where they occur, from any thread; gauges are set at
+a scrape. Nothing here waits for the engine.
 """
 
 # ruff: noqa: E501 - the series are tables, one a line
@@ -29,7 +29,7 @@ Outcome = Literal["success", "error", "cancelled", "timeout"]
 Cut = Literal[
     "no_http", "large_head", "unknown_coding", "slow_request", "too_many", "unread_answer"
 ]
-"""Why a client is cut off."""
+"""Why a client was disconnected."""
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _DURATION_MS = (5, 10, 25, 50, 100, 250, 500, 1e3, 2.5e3, 5e3, 1e4, 3e4, 6e4, 1.2e5, 3e5, 6e5)
@@ -41,60 +41,60 @@ _LOAD_SECONDS = (0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640, 1280)
 
 _CACHE_NAMES = ("prefix_cache", "gpu_prefix_cache")
 
-# Each with its help text and where a `WorkerStatus` has its value.
+# Name, help text, and the attribute of a `WorkerStatus` that has the value.
 # fmt: off
 _GAUGES = (
-    ("worker_uptime_seconds", "Since the start of the worker.", "uptime_seconds"),
+    ("worker_uptime_seconds", "Seconds since the start of the worker.", "uptime_seconds"),
     ("worker_ready", "1 when new work is accepted.", "is_ready"),
-    ("worker_resident", "1 when residency on the device is proved.", "resident"),
-    ("worker_requests_running", "Requests that hold a slot, or share one (an embedder's).", "running"),
-    ("worker_queue_depth", "Requests of clients without a slot, also those that were preempted.", "queued"),
+    ("worker_resident", "1 when residency on the device is proven.", "resident"),
+    ("worker_requests_running", "Requests that hold a slot, or share one with others (embeddings).", "running"),
+    ("worker_queue_depth", "Requests that wait for a slot, including preempted ones.", "queued"),
     ("worker_queue_prompt_tokens", "Prompt tokens of the queued requests.", "queued_prompt_tokens"),
     ("worker_kv_cells_used", "KV cells in use.", "stats.kv_cells_used"),
-    ("worker_kv_cells_total", "KV cells there are.", "stats.kv_cells_total"),
+    ("worker_kv_cells_total", "All KV cells.", "stats.kv_cells_total"),
     ("worker_kv_cells_cached", "Used KV cells that are kept only for reuse.", "stats.kv_cells_cached"),
-    ("worker_last_progress_ms", "Since the engine's last step while it has work.", "last_progress_ms"),
-    ("worker_last_load_seconds", "The last load of the model.", "load_seconds"),
-    ("worker_engine_steps", "Batches computed since it started.", "stats.steps"),
-    ("worker_engine_decode_seconds", "Time inside decode.", "stats.decode_seconds"),
-    ("worker_engine_overhead_seconds", "Time around decode.", "stats.overhead_seconds"),
-    ("worker_engine_sample_seconds", "Time inside sampling.", "stats.sample_seconds"),
-    ("worker_engine_media_encoded", "Parts of pictures and sounds that the projector computed.", "stats.media_encoded"),
+    ("worker_last_progress_ms", "Milliseconds since the engine's last step, while it has work.", "last_progress_ms"),
+    ("worker_last_load_seconds", "Duration of the last load of the model.", "load_seconds"),
+    ("worker_engine_steps", "Batches computed since the start of the engine process.", "stats.steps"),
+    ("worker_engine_decode_seconds", "Seconds inside decode.", "stats.decode_seconds"),
+    ("worker_engine_overhead_seconds", "Seconds of steps outside decode and sampling.", "stats.overhead_seconds"),
+    ("worker_engine_sample_seconds", "Seconds inside sampling.", "stats.sample_seconds"),
+    ("worker_engine_media_encoded", "Chunks of pictures and sounds that the projector encoded.", "stats.media_encoded"),
     ("worker_engine_encode_seconds", "Seconds inside the projector.", "stats.encode_seconds"),
     ("worker_engine_tokens_drafted", "Tokens that speculation guessed.", "stats.tokens_drafted"),
     ("worker_engine_tokens_accepted", "Guessed tokens that were right.", "stats.tokens_accepted"),
     # The same facts under vLLM's names, which routers read.
     ("vllm:num_requests_waiting", "As worker_queue_depth.", "queued"),
     ("vllm:num_requests_running", "As worker_requests_running.", "running"),
-    ("vllm:kv_cache_usage_perc", "KV cells of running requests, of all; 1 is full.", "kv_usage"),
+    ("vllm:kv_cache_usage_perc", "Share of all KV cells that running requests use; 1 is full.", "kv_usage"),
     ("vllm:gpu_cache_usage_perc", "As vllm:kv_cache_usage_perc.", "kv_usage"),
 )
 # fmt: on
 
 
 class _Tokens:
-    """What every token of every stream counts in. The client library's counter and histogram take
-    several times as long, for their locks."""
+    """Counts every token of every stream. The client library's counter and histogram would take
+    several times as long because of their locks."""
 
     def __init__(self) -> None:
         self._n_tokens, self._seconds = 0, 0.0
         self._n_between = [0] * (len(_STEP_SECONDS) + 1)
-        """By the bucket of the time before them; the last is of longer times."""
+        """Number of tokens per bucket of the time before them; the last is for longer times."""
 
     def add(self, n_tokens: int, seconds_each: float | None) -> None:
-        """Count `n_tokens` that came; `seconds_each` is the time between them, `None` for the first."""
+        """Count new tokens; `seconds_each` is the time before each, `None` for a stream's first."""
         self._n_tokens += n_tokens
         if seconds_each is not None:
             self._n_between[bisect_left(_STEP_SECONDS, seconds_each)] += n_tokens
             self._seconds += n_tokens * seconds_each
 
     def collect(self) -> Iterator[Metric]:
-        """For the registry."""
+        """The two metric families, for the registry."""
         edges = map(floatToGoString, (*_STEP_SECONDS, float("inf")))
         buckets = [*zip(edges, accumulate(self._n_between), strict=True)]
         # fmt: off
-        yield CounterMetricFamily("worker_tokens_generated", "Tokens of answers, as usage tells them: those of a matched stop and the one that ends it, too.", self._n_tokens)
-        yield HistogramMetricFamily("worker_inter_token_seconds", "Between the tokens of a stream.", buckets, self._seconds)
+        yield CounterMetricFamily("worker_tokens_generated", "Generated tokens as usage counts them, including those of a matched stop and the end-of-generation token.", self._n_tokens)
+        yield HistogramMetricFamily("worker_inter_token_seconds", "Time between the tokens of a stream.", buckets, self._seconds)
         # fmt: on
 
     describe = collect
@@ -104,7 +104,7 @@ class Metrics:
     """The worker's counters, histograms and gauges; one instance per process."""
 
     def __init__(self, worker_id: str, n_adapters: int = 0) -> None:
-        # Otherwise each counter adds a second series that nobody reads.
+        # Otherwise each counter adds a second series, with its creation time, that nobody reads.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self._worker_id, self._n_adapters = worker_id, n_adapters
@@ -112,40 +112,40 @@ class Metrics:
         gauge = partial(Gauge, registry=self.registry)
         histogram = partial(Histogram, registry=self.registry)
         # fmt: off
-        self.requests = counter("worker_requests_total", "Accepted requests to generate, embed or rank that ended, by outcome; each choice of an answer is one.", ("outcome",))
-        self.rejected = counter("worker_requests_rejected_total", "Requests answered with an error before they were accepted, by its code.", ("code",))
-        self.keys = counter("worker_key_requests_total", "Requests with a key of --api-key-file, by its name.", ("key",))
-        self.quarantined = counter("worker_requests_quarantined_total", "Requests refused after crashing the engine.")
-        self.tokens_in = counter("worker_tokens_in_total", "Prompt tokens of accepted requests, as usage tells them: once for all choices of a prompt.")
-        self.slow_readers = counter("worker_slow_readers_total", "Clients cut because they stopped reading.")
-        self.cut_off = counter("worker_connections_cut_total", "Connections that were refused or cut off before a request was read or its answer taken, by why.", ("reason",))
+        self.requests = counter("worker_requests_total", "Accepted requests to generate, embed or rank that have ended, by outcome; each choice of an answer counts as one.", ("outcome",))
+        self.rejected = counter("worker_requests_rejected_total", "Requests answered with an error before they were accepted, by error code.", ("code",))
+        self.keys = counter("worker_key_requests_total", "Requests with a key of --api-key-file, by the key's name.", ("key",))
+        self.quarantined = counter("worker_requests_quarantined_total", "Requests refused because they had crashed the engine.")
+        self.tokens_in = counter("worker_tokens_in_total", "Prompt tokens of accepted requests as usage counts them: once for all choices of a prompt.")
+        self.slow_readers = counter("worker_slow_readers_total", "Clients disconnected because they stopped reading.")
+        self.cut_off = counter("worker_connections_cut_total", "Connections refused or closed before a request was read or its answer was taken, by reason.", ("reason",))
         self.crashes = counter("worker_engine_crashes_total", "Engine processes that died.")
-        self.respawns = counter("worker_engine_respawns_total", "Engine processes started in place of one that died.")
+        self.respawns = counter("worker_engine_respawns_total", "Engine processes started to replace one that died.")
         self.callback_failures = counter("worker_callback_failures_total", "Ready callbacks that the pool did not accept.")
         self.heartbeats = counter("worker_heartbeats_total", "Heartbeats, by result.", ("result",))
 
-        self.duration_ms = histogram("worker_inference_duration_ms", "Acceptance to the terminal event.", buckets=_DURATION_MS)
-        self.queue_wait = histogram("worker_queue_wait_seconds", "Acceptance to the first work on it.", buckets=_WAIT_SECONDS)
-        self.first_token = histogram("worker_time_to_first_token_seconds", "Acceptance to the first token.", buckets=_WAIT_SECONDS)
-        self.cancel = histogram("worker_cancel_latency_seconds", "A request's cancellation until the engine has freed its cells.", buckets=_CANCEL_SECONDS)
-        self.load = histogram("worker_model_load_seconds", "Engine start to its first decoded token.", buckets=_LOAD_SECONDS)
+        self.duration_ms = histogram("worker_inference_duration_ms", "From acceptance to the terminal event.", buckets=_DURATION_MS)
+        self.queue_wait = histogram("worker_queue_wait_seconds", "From acceptance to the start of work on the request.", buckets=_WAIT_SECONDS)
+        self.first_token = histogram("worker_time_to_first_token_seconds", "From acceptance to the first token.", buckets=_WAIT_SECONDS)
+        self.cancel = histogram("worker_cancel_latency_seconds", "From a request's cancellation until the engine has freed its cells.", buckets=_CANCEL_SECONDS)
+        self.load = histogram("worker_model_load_seconds", "From the engine's start to its first decoded token.", buckets=_LOAD_SECONDS)
 
         tokens = _Tokens()
         self.registry.register(tokens)
         self.tokens = tokens.add
         # vLLM's older and newer names, from which its routers compute a hit rate.
-        queries, hits = "Of worker_tokens_in_total, those of started requests.", "As worker_tokens_cached_total."
+        queries, hits = "Those of worker_tokens_in_total whose requests have started.", "As worker_tokens_cached_total."
         self._queries = [counter(f"vllm:{name}_queries_total", queries) for name in _CACHE_NAMES]
         self._hits = [counter(f"vllm:{name}_hits_total", hits) for name in _CACHE_NAMES]
         self._hits.append(counter("worker_tokens_cached_total", "Prompt tokens that were not computed again."))
-        self.reused = counter("worker_tokens_reused_total", "As worker_tokens_cached_total, by where they were.", ("tier",))
-        self._hit_rate = gauge("vllm:gpu_prefix_cache_hit_rate", "Prompt tokens that were not computed again, of all since the start; 1 is all.")
+        self.reused = counter("worker_tokens_reused_total", "As worker_tokens_cached_total, by where the tokens were kept.", ("tier",))
+        self._hit_rate = gauge("vllm:gpu_prefix_cache_hit_rate", "Share of all prompt tokens since the start that were not computed again; 1 is all.")
         self._gauges = [(gauge(name, text), attrgetter(path)) for name, text, path in _GAUGES]
         self._cache = gauge("vllm:cache_config_info", "1; a block is one KV cell.", ("block_size", "num_gpu_blocks"))
-        self._adapters = gauge("vllm:lora_requests_info", "Unix time of this; LoRA adapters by name, and how many are loaded.", ("max_lora", "running_lora_adapters", "waiting_lora_adapters"))
-        self._vram = gauge("worker_vram_bytes", "Bytes that the model holds on its device.", ("worker_id",))
+        self._adapters = gauge("vllm:lora_requests_info", "Unix time of this scrape; labels: names of the LoRA adapters in use, and how many are loaded.", ("max_lora", "running_lora_adapters", "waiting_lora_adapters"))
+        self._vram = gauge("worker_vram_bytes", "Bytes that the model takes on its device.", ("worker_id",))
         # fmt: on
-        # A series that begins at 1 has no rise of which a rate could tell.
+        # Start all series at 0: a rate misses the first increment of a series that begins at 1.
         for outcome in get_args(Outcome):
             self.requests.labels(outcome)
         for error in WorkerError.__subclasses__():
@@ -159,13 +159,13 @@ class Metrics:
             self.heartbeats.labels(result)
 
     def connection_cut(self, reason: Cut) -> None:
-        """Count a client that was cut off."""
+        """Count a client that was disconnected."""
         self.cut_off.labels(reason).inc()
         if reason == "unread_answer":
             self.slow_readers.inc()
 
     def looked_up(self, prompt_tokens: int, cached_tokens: int, tier: str) -> None:
-        """Count the prompt of a started request, of which so much was found in that tier."""
+        """Count the prompt of a started request; `cached_tokens` of it were found in `tier`."""
         for queries in self._queries:
             queries.inc(prompt_tokens)
         for hits in self._hits:
@@ -173,16 +173,16 @@ class Metrics:
         self.reused.labels(tier).inc(cached_tokens)
 
     def value(self, name: str, **labels: str) -> float:
-        """The value of one series."""
+        """The value of one series; 0 if it does not exist."""
         return float(self.registry.get_sample_value(name, labels) or 0.0)
 
     def buckets(self, name: str) -> tuple[tuple[float, float], ...]:
-        """Each upper edge of a histogram, and the observations up to it."""
+        """Each upper edge of a histogram, and the number of observations up to it."""
         (metric,) = self.registry.restricted_registry([f"{name}_bucket"]).collect()
         return tuple((float(each.labels["le"]), each.value) for each in metric.samples)
 
     def exposition(self, status: Any) -> bytes:
-        """The Prometheus text of all series; the gauges are those of a `WorkerStatus`."""
+        """The Prometheus text of all series, with gauges from a `WorkerStatus`."""
         from prometheus_client.exposition import generate_latest
 
         self._vram.labels(self._worker_id).set(status.vram_bytes)

@@ -1,7 +1,7 @@
-"""The output for a person at a terminal: a live line, and what a worker serves.
+"""Output for a person at a terminal: a live line during a start, then what the worker serves.
 
-A worker writes it to stderr on the API process's event loop, only if `logs.is_for_people` says so;
-log lines below a warning are then left out.
+A worker writes it to stderr, on the API process's event loop, if `logs.is_for_people` is true; then
+log lines below warnings are left out.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from worker.wire.messages import Progress
 
 STORY_PROMPT = "Once upon a time, there was a brave fox named"
 
-_DOING = {
+_PHASE_TEXTS = {
     "starting": "starting",
     "hash": "looking for an earlier conversion",
     "resolve": "looking for the model",
@@ -28,7 +28,7 @@ _DOING = {
     "quantize": "quantizing",
     "preflight": "planning memory",
     "load": "loading",
-    "residency": "checking where everything lies",
+    "residency": "checking that everything is on the device",
     "draft": "loading the draft model",
     "projector": "loading the projector",
     "warmup": "warming up",
@@ -39,7 +39,7 @@ _USUAL_COLUMNS = 80
 
 
 class LiveLine:
-    """A line that is overwritten again and again, until `clear`; none where it cannot be."""
+    """A line that each `show` overwrites, until `clear`. Nothing is shown without a terminal."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -69,16 +69,18 @@ class LiveLine:
 
 
 def _columns(stream: TextIO) -> int:
-    """Of the terminal itself: stdout may be none, or another."""
+    """The width of the stream's own terminal; stdout may be another, or none."""
     with contextlib.suppress(OSError, ValueError):
         return os.get_terminal_size(stream.fileno()).columns or _USUAL_COLUMNS
     return _USUAL_COLUMNS
 
 
 def progress_text(progress: Progress, elapsed_seconds: float, percent_then: float = 0.0) -> str:
-    """`loading  ████████░░░░  62 %  812.4 MB/s  3 s left`. The phase began with `percent_then`,
-    which is more than 0 for the rest of a download."""
-    parts = [_DOING.get(progress.phase, progress.phase)]
+    """A line such as `loading  ████████░░░░  62 %  812.4 MB/s  3 s left`.
+
+    `percent_then` is where the phase began: above 0 for a resumed download.
+    """
+    parts = [_PHASE_TEXTS.get(progress.phase, progress.phase)]
     share = min(max(progress.percent / 100, 0.0), 1.0)
     if share > 0:
         filled = round(share * _BAR_WIDTH)
@@ -98,7 +100,7 @@ def _duration(seconds: float) -> str:
 
 
 def ready_text(uri: str, model_ref: str, info: EngineInfo, *, where: str) -> str:
-    """The worker's address, what it serves on which device, and `where` to see it."""
+    """The worker's address, the model and its device, and `where` to see them."""
     model = info.model
     slots = f"{info.slots} slot{'s' if info.slots > 1 else ''}"
     device = info.device if isinstance(info.device, str) else ", ".join(info.device)
@@ -113,8 +115,11 @@ def ready_text(uri: str, model_ref: str, info: EngineInfo, *, where: str) -> str
 
 
 def first_request(uri: str, key: str | None, prefix: str) -> str:
-    """A command line that streams a story from the bundled model; `key` is the variable that has
-    the client's. `prefix` begins the paths on a Unix socket."""
+    """A command line that streams a story from the bundled model.
+
+    `key` is the environment variable with the client's key, if one is needed. `prefix` precedes
+    the path on a Unix socket; otherwise `uri` includes it.
+    """
     token = f'-H "Authorization: Bearer ${key}" ' if key is not None else ""
     where = f"{uri}/execute"
     if uri.startswith("unix:"):

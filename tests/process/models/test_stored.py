@@ -62,7 +62,7 @@ def test_a_file_is_no_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     for path in (file, link):
         assert run("--cache-dir", str(path)) == 2
         told = capsys.readouterr()
-        assert f"{str(path)!r} is no folder" in told.err and told.out == ""
+        assert f"{str(path)!r} is not a folder" in told.err and told.out == ""
 
 
 def test_an_old_snapshot_goes_and_what_it_shares_stays(cache: Path, gguf_bytes: bytes) -> None:
@@ -166,7 +166,7 @@ def test_what_a_running_worker_serves_stays(
 def test_days_are_a_number(cache: Path, days: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         run("--cache-dir", str(cache), "--older-than", days)
-    assert f"argument --older-than: '{days}' is no number of days" in capsys.readouterr().err
+    assert f"argument --older-than: '{days}' is not a number of days" in capsys.readouterr().err
 
 
 def test_a_download_under_way_is_left_alone(

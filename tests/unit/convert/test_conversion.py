@@ -146,7 +146,7 @@ def test_every_answer_stands_behind_what_was_shown_meanwhile(
     file, adapter = str(tmp_path / "m.gguf"), Path(__file__).parents[2] / "data/adapter"
     for command, words in (
         (["convert", str(TINY), file], "wrote "),
-        (["verify", str(TINY), file], f"{file} is what its source gives: 38 tensors agree"),
+        (["verify", str(TINY), file], f"{file} matches its source: 38 tensors agree"),
         (["adapter", str(adapter), file, str(tmp_path / "a.gguf")], "adapts 24 weights"),
     ):
         assert cli.run([*command, "--progress", style]) == 0

@@ -576,7 +576,7 @@ def test_what_is_no_file_is_not_replaced(
         path = tmp_path / name
         before = os.lstat(path)
         assert cli.run([str(TINY), str(path), "--overwrite", "--progress", "none"]) == 2
-        assert f"{path} is there and is no file" in capsys.readouterr().err
+        assert f"{path} exists and is not a file" in capsys.readouterr().err
         after = os.lstat(path)  # reading a link sets st_atime
         assert (after.st_ino, after.st_mode, after.st_ctime_ns) == (
             before.st_ino,
