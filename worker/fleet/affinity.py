@@ -14,14 +14,14 @@ from hashlib import blake2b
 from typing import Any
 
 BLOCK_CHARS = 256
-"""Characters (or tokens) of a raw prompt that make its key. The key of a chat is its system message
-and its first user message, in full: they stay the same in every turn."""
+"""Characters (or tokens) of a raw prompt that form its key. A chat's key is formed from its system
+message and first user message, in full, which stay the same in every turn."""
 SPREAD = 1.25
 """A worker whose load reaches this multiple of the mean passes its keys to the next choice."""
 
 
 def key_of(body: Mapping[str, Any]) -> str | None:
-    """A hash of a prompt's beginning; `None` if the body has no prompt of a known form."""
+    """A hash of the prompt's prefix; `None` if the body has no prompt in a known form."""
     salt = body.get("cache_salt")
     parts = [salt] if isinstance(salt, str) else []
     match body:
@@ -41,12 +41,12 @@ def key_of(body: Mapping[str, Any]) -> str | None:
 
 
 def ranked(key: str, names: Iterable[str]) -> list[str]:
-    """The names, best first; the order depends on the key and the names alone."""
+    """The names, best first; the order depends only on the key and the names."""
     return sorted(names, key=lambda name: _weight(key, name), reverse=True)
 
 
 def bound(n_requests: int, n_workers: int) -> int:
-    """The most requests for one worker when all of them have `n_requests`, the new one included."""
+    """The most requests for one worker if all workers have `n_requests`, including the new one."""
     return math.ceil(SPREAD * n_requests / n_workers)
 
 

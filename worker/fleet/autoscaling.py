@@ -1,10 +1,10 @@
-"""The number of workers for the load: all requests, divided by the target for each worker.
+"""Chooses the number of workers by the load: all requests divided by the target for each worker.
 
 Serve's controller calls the policy ten times a second with the last report of each replica
-(`WorkerReplica.record_autoscaling_stats`). It limits the answer to the group's least and most, and
-acts once the answer has been the same for the group's delay. Serve's own count covers calls through
-its handles, which carry no requests here. This module imports nothing of Ray or of this package,
-because Serve pickles it by value.
+(`WorkerReplica.record_autoscaling_stats`). It clamps the result to the group's minimum and maximum,
+and acts once the result has pointed the same way for the group's delay. Serve's own count covers
+calls through its handles, which carry no requests here. This module imports nothing from Ray or
+this package, because Serve pickles it by value.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 REQUESTS = "llorch_requests"
-"""The name of a replica's report of its worker's requests, waiting and running."""
+"""The name under which a replica reports its worker's requests, waiting and running."""
 
 
 class RequestsPerWorker:

@@ -1,7 +1,7 @@
 """A worker that ends with its owner: `python -m worker.fleet.child FD BACKEND FLAG…`.
 
-Runs `llorch-<backend>`, and beside it one thread that reads a pipe whose other end only the owner
-holds. However the owner ends, the kernel closes that end, and this process kills itself at once.
+Runs `llorch-<backend>`, and a thread that reads a pipe whose other end only the owner holds.
+However the owner ends, the kernel closes that end, and this process kills itself at once.
 (Linux's PR_SET_PDEATHSIG follows the spawning thread, not its process, and macOS has no such call.)
 """
 

@@ -1,4 +1,4 @@
-"""The Ray cluster that the fleet runs on: its REST client, and a cluster of this machine alone.
+"""The Ray cluster that the fleet runs on: its REST client, and a cluster on this machine.
 
 `llorch-ray` does not import Ray: it starts Ray's own command, and deploys through the REST
 interface of Ray's dashboard (https://docs.ray.io/en/latest/serve/api/index.html#serve-rest-api).
@@ -29,26 +29,25 @@ ADDRESS_VARIABLE = "RAY_DASHBOARD_ADDRESS"
 """The variable that Ray's own `serve` command reads."""
 DEFAULT_ADDRESS = "http://127.0.0.1:8265"
 START_SECONDS = 600.0
-"""For a Ray that hangs. One that ends is seen at once, and a busy machine takes minutes."""
+"""Time for Ray to start. A busy machine takes minutes, and a Ray that ends is noticed at once."""
 STOP_SECONDS = 60.0
 REST_SECONDS = 900.0
 """Timeout of a REST call: Serve answers a deletion only after the last stream has ended."""
 TROUBLE_SECONDS = 60.0
-"""How long a call is repeated that Ray does not get done, as on a machine that is busy."""
+"""How long a call that fails in Ray is repeated, for example on a busy machine."""
 LOCAL_ENVIRONMENT = {
-    # These two are for the nodes of any cluster. A node counts as dead after five failed checks.
-    # Until then Ray may send the workers that replace its own to that node again, where they wait:
-    # with checks every 3 s for 15 s.
+    # These two suit the nodes of any cluster. A node counts as dead after five failed checks, which
+    # by default take 15 s. Until then, Ray may place the replacements of its workers on it again.
     "RAY_health_check_period_ms": "1000",
-    # Ray would end the fleet's processes when the machine's memory is full, whoever fills it.
+    # Otherwise Ray ends the fleet's processes if the machine's memory is full for any reason.
     "RAY_memory_monitor_refresh_ms": "0",
-    # Keeps a cluster of one machine on its loopback address.
+    # Keeps a single machine's cluster on the loopback address.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
 TOKEN_VARIABLE = "LLORCH_WORKER_TOKEN"
 _MARK = "LOCAL_RAY_OF_LLORCH"
-"""A variable in the environment of all processes of a cluster that `up` started."""
+"""An environment variable of all processes of a cluster that `up` started."""
 _PROCESSES = Path("/proc")
 
 
@@ -65,7 +64,7 @@ def require_ray() -> None:
 
 
 class Cluster:
-    """A client of Serve's REST interface, which Ray's dashboard answers."""
+    """A client of Serve's REST interface, which is part of Ray's dashboard."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.address = (environment.get(ADDRESS_VARIABLE) or DEFAULT_ADDRESS).rstrip("/")
@@ -87,12 +86,12 @@ class Cluster:
     def details(self) -> dict[str, Any]:
         """Serve's report of its applications.
 
-        Raises `NoCluster` if no dashboard answers, `WorkerError` in Ray's own words if it refuses.
+        Raises `NoCluster` if no dashboard answers, or `WorkerError` with Ray's own message.
         """
         try:
             return dict(self._call("GET").json())
         except (ValueError, TypeError):
-            raise WorkerError(f"What answers at {self.address} is no Ray cluster.") from None
+            raise WorkerError(f"What answers at {self.address} is not a Ray cluster.") from None
 
     def deploy(self, configuration: Mapping[str, Any]) -> None:
         self._call("PUT", json=configuration)
@@ -101,7 +100,7 @@ class Cluster:
         self._call("DELETE")
 
     def _call(self, method: str, **given: Any) -> httpx.Response:
-        """The answer. Each call says what should be, not what to do, so it may be repeated."""
+        """The response. All calls are idempotent, so they can be repeated."""
         deadline = time.monotonic() + TROUBLE_SECONDS
         while True:
             try:
@@ -113,7 +112,7 @@ class Cluster:
             except httpx.TransportError as error:
                 trouble = NoCluster(
                     f"No Ray cluster answers at {self.address} ({error}); "
-                    f"{ADDRESS_VARIABLE} names another."
+                    f"set {ADDRESS_VARIABLE} for another address."
                 )
                 is_final = isinstance(error, httpx.ConnectError)
             if is_final or time.monotonic() > deadline:
@@ -134,8 +133,8 @@ class LocalNode:
 
     @property
     def pid(self) -> int | None:
-        """The process id that `start` wrote down, while that process exists."""
-        if self._started is not None:  # whose environment Linux may not show yet
+        """The process id that `start` recorded, if that process still exists."""
+        if self._started is not None:  # Linux may not show its environment yet
             return self._started.pid if self._started.poll() is None else None
         with contextlib.suppress(OSError, ValueError):
             pid = int(self._file.read_text())
@@ -145,24 +144,24 @@ class LocalNode:
         return None
 
     def _is_marked(self, process: Path) -> bool:
-        with contextlib.suppress(OSError):  # it ended, or is somebody else's
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
             mark = f"{_MARK}={self._mark}".encode()
             return mark in (process / "environ").read_bytes().split(b"\0")
         return False
 
     def locked(self) -> FileLock:
-        """While one command of this user is in its block, the others wait for it."""
+        """A lock that makes this user's other commands wait."""
         self._folder.mkdir(parents=True, exist_ok=True)
         return FileLock(self._folder / "lock")
 
     def start(self, resources: str) -> None:
-        """Start Ray in a session of its own, without waiting until it answers. Whoever starts it
-        has the lock."""
+        """Start Ray in its own session, without waiting until it answers. The caller must hold the
+        lock."""
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"]
         command += ["--node-ip-address=127.0.0.1", "--port=0", "--dashboard-host=127.0.0.1"]
         command += ["--disable-usage-stats", f"--resources={resources}"]
         environment = {**os.environ, **LOCAL_ENVIRONMENT, _MARK: self._mark}
-        environment.pop(TOKEN_VARIABLE, None)  # Ray shows its processes' environment to its users
+        environment.pop(TOKEN_VARIABLE, None)  # Ray shows its environment to its users
         with self.log.open("wb") as log:
             self._started = subprocess.Popen(
                 command,
@@ -172,7 +171,7 @@ class LocalNode:
         self._file.write_text(str(self._started.pid))
 
     def keep_token(self, token: str) -> Path:
-        """Write the token of the fleet's clients where only this user can read it."""
+        """Write the clients' token to a file that only this user can read; returns its path."""
         write_whole(self._token, token.encode(), mode=0o600)
         return self._token
 
@@ -180,14 +179,14 @@ class LocalNode:
         self._token.unlink(missing_ok=True)
 
     def stop(self) -> bool:
-        """End Ray's process and all that it runs; returns whether there was any of it.
+        """End Ray's process and its descendants; returns whether there were any.
 
         Raises `WorkerError` if the process has not ended after a minute.
         """
         if (pid := self.pid) is not None:
             self._end(pid)
-        # When one of its processes was killed, Ray may leave others behind. They have the mark, as
-        # Ray passes its environment on; macOS does not show environments.
+        # If one of its processes was killed, Ray may leave others behind. They have the mark,
+        # because they inherit Ray's environment. macOS does not show environments.
         left = [each for each in _PROCESSES.glob("[0-9]*") if self._is_marked(each)]
         for process in left:
             with contextlib.suppress(ProcessLookupError):

@@ -31,13 +31,13 @@ from worker.installation import own_version
 
 POLL_SECONDS = 0.5
 START_ATTEMPTS = 3
-"""A part of Ray that takes too long on a busy machine ends the rest of it."""
+"""On a busy machine, a part of Ray that starts too slowly makes the rest of it exit."""
 PLACING_SECONDS = 10.0
-"""A worker that Ray has not placed for so long waits for a device that another has."""
+"""A worker that Ray has not placed after this time waits for a device that another one uses."""
 
 
 def run(argv: list[str]) -> int:
-    """Run one command to its end; returns the exit code."""
+    """Run one command; returns its exit code."""
     arguments = _parser().parse_args(argv)
     try:
         require_ray()
@@ -45,8 +45,8 @@ def run(argv: list[str]) -> int:
             act: Callable[[Cluster, argparse.Namespace], None] = arguments.act
             act(cluster, arguments)
     except WorkerError as error:
-        lines = map(escaped, error.message.split("\n"))  # Ray says much, as a whole traceback
-        with contextlib.suppress(OSError):  # without a reader, the exit code still tells
+        lines = map(escaped, error.message.split("\n"))  # Ray's message may be a whole traceback
+        with contextlib.suppress(OSError):  # without a reader, the exit code still reports it
             print("llorch-ray:", "\n    ".join(lines), file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
@@ -59,33 +59,33 @@ def _parser() -> argparse.ArgumentParser:
         prog="llorch-ray",
         description="Serve with several workers, on one machine or many, through Ray Serve.",
         epilog="exit codes: 0 done, 1 Ray refuses or does not run, 2 usage, the file, or Ray is "
-        "not installed, 3 the workers do not start. RAY_DASHBOARD_ADDRESS names a cluster other "
-        "than this machine's.",
+        "not installed, 3 the workers do not start. Set RAY_DASHBOARD_ADDRESS to use another "
+        "cluster than this machine's.",
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {own_version()}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    up = add_command(commands, "up", "start what the file describes, or change what runs to it")
+    up = add_command(commands, "up", "start the fleet in a file, or change the running one")
     up.add_argument("file", type=Path, metavar="FILE", help="a TOML file of workers")
     up.set_defaults(act=_up)
     status = add_command(commands, "status", "show the workers and their states")
     status.add_argument("--json", action="store_true", help="as JSON")
     status.set_defaults(act=_status)
     scale = add_command(
-        commands, "scale", "run so many workers, until the next `up`, also where the load decided"
+        commands, "scale", "set the number of workers until the next `up`, instead of by the load"
     )
     scale.set_defaults(act=_scale)
-    roll = add_command(commands, "roll", "replace the workers of a group, one after another")
+    roll = add_command(commands, "roll", "replace the workers of a group one after another")
     roll.set_defaults(act=_roll)
     for command in (scale, roll):
         command.add_argument(
             "group",
             nargs="?",
             metavar="NAME",
-            help="the group's name in the file, where there are several",
+            help="the group's name in the file, needed if there are several",
         )
     text = "the number of workers"
     scale.add_argument("count", type=whole_number(MAX_REPLICAS), metavar="N", help=text)
-    down = add_command(commands, "down", "drain and end all workers, and the Ray that `up` started")
+    down = add_command(commands, "down", "drain and end all workers, and Ray if `up` started it")
     down.set_defaults(act=_down)
     return parser
 
@@ -134,7 +134,7 @@ def _roll(cluster: Cluster, arguments: argparse.Namespace) -> None:
 
 
 def _down(cluster: Cluster, arguments: argparse.Namespace) -> None:
-    """A cluster on this machine is ended only if no other is named."""
+    """End the fleet, and also this machine's cluster unless another is named."""
     node = LocalNode()
     try:
         if deploy.running_config(cluster.details()) is not None:
@@ -180,18 +180,18 @@ def _cluster_details(cluster: Cluster, fleet: Fleet) -> dict[str, object]:
 
 
 def _protected(fleet: Fleet, running: deploy.Config | None) -> Fleet:
-    """The fleet with the token and the keys that its clients must send, out of its file, or the
-    token out of this shell; what neither has, a running fleet keeps."""
+    """The fleet with the token and keys that its clients must send. They come from its file, or the
+    token from the environment; otherwise those of the running fleet are kept."""
     if fleet.token_file is None and (token := os.environ.get(TOKEN_VARIABLE)):
         fleet = fleet.model_copy(update={"token_file": str(LocalNode().keep_token(token))})
     for name, file in deploy.key_files_of(running).items():
         if getattr(fleet, name) is None:
-            print(f"The fleet keeps its {name}, {file}; `llorch-ray down` forgets it.")
+            print(f"The fleet keeps its {name}, {file}, until `llorch-ray down`.")
             fleet = fleet.model_copy(update={name: file})
     if fleet.is_open and not is_loopback(fleet.host):
         print(
-            f"llorch-ray: without {TOKEN_VARIABLE}, token_file or api_key_file, whoever reaches "
-            f"{fleet.uri} may use the models.",
+            f"llorch-ray: without {TOKEN_VARIABLE}, token_file or api_key_file, anyone who "
+            f"reaches {fleet.uri} can use the models.",
             file=sys.stderr,
         )
     return fleet
@@ -200,12 +200,12 @@ def _protected(fleet: Fleet, running: deploy.Config | None) -> Fleet:
 def _group(config: deploy.Config, arguments: argparse.Namespace) -> str:
     names = deploy.names_of(config)
     if arguments.group is None and len(names) > 1:
-        raise ConfigError(f"The fleet has {', '.join(names)}; say which.")
+        raise ConfigError(f"The fleet has {', '.join(names)}; name one of them.")
     return str(names[0] if arguments.group is None else arguments.group)
 
 
 def _devices(groups: Iterable[WorkerGroup]) -> Counter[str]:
-    """Custom Ray resources of this machine, one for each replica in the file that needs one.
+    """The custom Ray resources to declare for this machine: one for each replica that needs one.
 
     Ray counts CPUs and GPUs itself.
     """
@@ -217,12 +217,12 @@ def _devices(groups: Iterable[WorkerGroup]) -> Counter[str]:
 
 
 def _deploy(cluster: Cluster, config: deploy.Config, *, unless_for_a_device: bool = False) -> None:
-    """Deploy, and wait until all applications run and the gateways list all workers; prints each
-    change of the applications' states.
+    """Deploy, and wait until all applications run and the gateways list all workers. Prints each
+    change of an application's state.
 
-    With `unless_for_a_device`, no longer than until those that do not run only wait for a device.
-    Raises `ModelError` if an application does not start; its message carries the worker's reason.
-    Raises `WorkerError` if another command has changed the fleet meanwhile.
+    With `unless_for_a_device`, stop waiting once all that do not run only wait for a device.
+    Raises `ModelError` with the worker's reason if an application does not start, and `WorkerError`
+    if another command has changed the fleet in the meantime.
     """
     shown: dict[str, tuple[str, int]] = {}
     in_want_since = time.monotonic()
@@ -231,7 +231,7 @@ def _deploy(cluster: Cluster, config: deploy.Config, *, unless_for_a_device: boo
     while True:
         details = cluster.details()
         if deploy.args_of(deploy.running_config(details)) != deploy.args_of(config):
-            raise WorkerError("Another command has changed the fleet meanwhile, or ended it.")
+            raise WorkerError("Another command has changed the fleet in the meantime, or ended it.")
         states = deploy.states(details)
         for state in states:
             now = (state.status, state.running)
@@ -256,17 +256,17 @@ def _deploy(cluster: Cluster, config: deploy.Config, *, unless_for_a_device: boo
 
 def _running_fleet(details: Mapping[str, object]) -> deploy.Config:
     if (config := deploy.running_config(details)) is None:
-        raise ConfigError("No fleet runs on this cluster; `llorch-ray up FILE` starts one.")
+        raise ConfigError("No fleet runs on this cluster; start one with `llorch-ray up FILE`.")
     return config
 
 
 def _short(message: str) -> str:
-    """The reason at the end of a message of Serve, which can hold a whole traceback."""
+    """The reason at the end of Serve's message, which can contain a whole traceback."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     for line in reversed(lines):
         if found := re.search(r"worker\.errors\.\w+: (.*)", line):
             return found[1]
-    return lines[-1] if lines else "Ray says no more than that"
+    return lines[-1] if lines else "Ray gives no reason"
 
 
 if __name__ == "__main__":

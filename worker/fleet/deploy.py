@@ -1,7 +1,7 @@
 """Translates between the fleet and the JSON of Serve's REST interface, in both directions.
 
-Serve compares each application with the running one: other arguments roll it, another number of
-replicas starts or stops some. Pure functions.
+Serve compares each application with the running one. Changed arguments replace all replicas; a
+changed number of replicas starts or stops some. Pure functions.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from worker.fleet.workers import worker_id
 
 GATEWAY = "gateway"
 STOP_MARGIN_SECONDS = 10.0
-"""What a worker's or a gateway's exit may take beyond its drain."""
+"""Time for the exit of a worker or gateway after its drain."""
 _COMMON = {
-    "max_ongoing_requests": 10_000,  # Serve queues nothing: a full worker refuses by itself
+    "max_ongoing_requests": 10_000,  # Serve queues nothing: a full worker refuses work itself
     "health_check_period_s": 1.0,
     "health_check_timeout_s": 10.0,
     "graceful_shutdown_wait_loop_s": 0.2,
     "logging_config": {"enable_access_log": False},
 }
 REPORT_SECONDS = 1.0
-"""How often a replica reports its load. Serve's default of 10 scales down under full load."""
+"""How often a replica reports its load. With Serve's default of 10, full load scales down."""
 LOOK_BACK_SECONDS = 4.0
 """A replica's load is the mean over this time."""
 TARGET_OF_SLOTS = 0.8
@@ -37,10 +37,10 @@ Config = dict[str, Any]
 def configuration(
     fleet: Fleet, running: Config | None = None, failed: Container[str] = ()
 ) -> Config:
-    """The configuration that deploys the fleet, starting from the one that is `running`.
+    """The configuration that changes the `running` one to the fleet.
 
-    Ray stores and logs it in clear, so it has no secret. Serve does not restart an unchanged
-    application, even one that has `failed`; a new generation number makes it start that again.
+    It contains no secret, because Ray stores and logs it in clear text. Serve does not restart an
+    unchanged application, even one that has `failed`; a new generation number makes it do so.
     """
     known = {app["name"]: app for app in (running or {}).get("applications", [])}
 
@@ -54,20 +54,20 @@ def configuration(
             "deployments": [{**_COMMON, **deployment}],
         }
 
-    counts = {"replicas", "scaling", "surge"}  # a change of these must roll no worker
+    counts = {"replicas", "scaling", "surge"}  # changing these must not replace workers
     groups = {each.name: each.model_dump(mode="json", exclude=counts) for each in fleet.workers}
     gateway = {
         "name": GATEWAY,
         "num_replicas": fleet.gateways,
-        # On the head, because clients have one address.
+        # On the head node, because clients use one address.
         "ray_actor_options": {"num_cpus": 0, "resources": {"node:__internal_head__": 0.001}},
         "graceful_shutdown_timeout_s": GATEWAY_DRAIN_SECONDS + STOP_MARGIN_SECONDS,
-        "max_surge_percent": 100,  # if a new one does not start, the old ones stay
+        "max_surge_percent": 100,  # the old ones stay if a new one does not start
         "user_config": {"workers": list(groups.values())},
     }
     place = {"fleet": fleet.model_dump(mode="json", exclude={"workers", "gateways"})}
     return {
-        # No proxy of Serve's: it would listen on ports of its own, without TLS.
+        # Serve's own proxy would listen on other ports, without TLS.
         "proxy_location": "Disabled",
         "applications": [
             *(
@@ -84,8 +84,8 @@ def configuration(
 def with_leaving(
     config: Config, running: Config | None, failed: Container[str] = ()
 ) -> Config | None:
-    """The configuration together with the running groups that it leaves out, so that they serve
-    until the new ones do; `None` if there are none that have not `failed`."""
+    """The configuration plus the running groups that it drops, so that they serve until the new
+    ones do; `None` if there are none, apart from those that have `failed`."""
     stays = (*names_of(config), GATEWAY)
     before = (running or {}).get("applications", [])
     leaving = [app for app in before if app["name"] not in stays and app["name"] not in failed]
@@ -93,19 +93,19 @@ def with_leaving(
         return None
     *groups, gateway = config["applications"]
     (deployment,) = gateway["deployments"]
-    # Where an old and a new group have one name, it is the old one's as long as that is there.
+    # If an old and a new group share a model name, it refers to the old one while that exists.
     served = [*(app["args"]["group"] for app in leaving), *deployment["user_config"]["workers"]]
     gateway = {**gateway, "deployments": [{**deployment, "user_config": {"workers": served}}]}
     return {**config, "applications": [*groups, *leaving, gateway]}
 
 
 def args_of(config: Config | None) -> dict[str, dict[str, Any]]:
-    """What each application is started with, by its name."""
+    """The arguments of each application, by its name."""
     return {app["name"]: app["args"] for app in (config or {}).get("applications", [])}
 
 
 def key_files_of(config: Config | None) -> dict[str, str]:
-    """Where the gateways of a running fleet read its clients' token and keys, by the settings."""
+    """The files of a running fleet's token and keys, by the settings that name them."""
     fleet = args_of(config).get(GATEWAY, {}).get("fleet", {})
     return {name: fleet[name] for name in KEY_FILES if fleet.get(name) is not None}
 
@@ -113,14 +113,14 @@ def key_files_of(config: Config | None) -> dict[str, str]:
 def running_config(details: Mapping[str, Any]) -> Config | None:
     """The deployed configuration, read from Serve's report; `None` if no fleet runs.
 
-    Raises `ConfigError` if Serve runs applications of others, which a fleet would end.
+    Raises `ConfigError` if Serve runs other applications, which deploying a fleet would end.
     """
     apps = details.get("applications", {})
     others = [name for name, app in apps.items() if not _is_ours(app)]
     if others:
         raise ConfigError(
-            f"The cluster serves {', '.join(others)} too, which a fleet would end; "
-            "give the fleet a cluster of its own."
+            f"The cluster also serves {', '.join(others)}, which a fleet would end; "
+            "give the fleet its own cluster."
         )
     if GATEWAY not in apps:
         return None
@@ -130,7 +130,7 @@ def running_config(details: Mapping[str, Any]) -> Config | None:
 
 def _is_ours(app: Mapping[str, Any]) -> bool:
     config = app.get("deployed_app_config")
-    if not config:  # it is being deleted, or was not deployed by a configuration
+    if not config:  # it is being deleted, or was deployed without a configuration
         return bool(app.get("status") == "DELETING")
     return str(config.get("import_path")).startswith("worker.fleet.")
 
@@ -140,7 +140,7 @@ def names_of(config: Config) -> list[str]:
 
 
 def scaled(config: Config, name: str, count: int) -> Config:
-    """The configuration with `count` workers in the group `name`, which then does not scale."""
+    """The configuration with a fixed number of workers in the group `name`."""
     changed, app = _copied(config, name)
     for deployment in app["deployments"]:
         deployment.pop("autoscaling_config", None)
@@ -149,14 +149,14 @@ def scaled(config: Config, name: str, count: int) -> Config:
 
 
 def rolled(config: Config, name: str) -> Config:
-    """The configuration with which Serve replaces all workers of the group, one after another."""
+    """A configuration that makes Serve replace all workers of the group, one after another."""
     changed, app = _copied(config, name)
     app["args"]["generation"] = app["args"].get("generation", 0) + 1
     return changed
 
 
 def with_listed(config: Config, states: Iterable[GroupState]) -> Config:
-    """The configuration with which a gateway is ready when it lists the workers that run now."""
+    """A configuration with which a gateway is ready once it lists the workers that run now."""
     changed = deepcopy(config)
     (gateway,) = (app for app in changed["applications"] if app["name"] == GATEWAY)
     gateway["deployments"][0]["user_config"]["listed"] = [
@@ -170,7 +170,7 @@ def with_listed(config: Config, states: Iterable[GroupState]) -> Config:
 
 
 def _copied(config: Config, name: str) -> tuple[Config, Config]:
-    """A copy of the configuration, and in it the application of that group."""
+    """A copy of the configuration, and the group's application in it."""
     if name not in names_of(config):
         there = ", ".join(names_of(config))
         raise ConfigError(f"The fleet has no workers named {name!r}; it has {there}.")
@@ -180,7 +180,7 @@ def _copied(config: Config, name: str) -> tuple[Config, Config]:
 
 def _deployment(group: WorkerGroup) -> Config:
     """Serve's settings for the number of a group's workers and for their replacement."""
-    # Percent of the number, rounded up to a whole worker: one up to a hundred.
+    # `surge` as 1 percent, rounded up to whole workers: 1 for up to 100 workers.
     settings: Config = {
         "name": "worker",
         "max_surge_percent": int(group.surge),
@@ -214,7 +214,7 @@ class ReplicaState:
     id: str
     state: str
     node: str | None
-    """The address of its node; `None` while it waits for a device."""
+    """The address of its node; `None` until it is placed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,8 +228,8 @@ class GroupState:
     wanted: int
     replicas: list[ReplicaState]
     waits_for_a_device: bool
-    """Whether all that do not run are not placed, though they need what Ray counts. One that needs
-    nothing is only slow to start."""
+    """Whether all replicas that do not run are not placed, and need a resource that Ray counts.
+    Replicas without such a need are only slow to start."""
 
     @property
     def is_up(self) -> bool:

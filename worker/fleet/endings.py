@@ -1,7 +1,7 @@
 """The last event of a stream that lost its worker, in the client's dialect.
 
-A stream is never cut without a word: it ends with one error event, in the form that the worker
-itself would have used. Nothing here does I/O.
+A stream never just breaks off: it ends with one error event, in the form that the worker would
+have used. Nothing here does I/O.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from worker.api.http.operation import SSE, StreamForm
 from worker.errors import InvalidRequest, WorkerError, error_of
 
 _NO_DETAILS = frozenset(("message", "code", "type", "param", "retriable", "correlation_id"))
-"""Fields of an error that every error has."""
+"""Fields that all errors have, and that are not details."""
 _NO_EVENTS = (b"", KEEPALIVE.rstrip())
-"""What may stand between two boundaries besides."""
+"""What can be between two boundaries and is not an event."""
 
 
 class Tail:
@@ -28,10 +28,10 @@ class Tail:
         self._form = form
         self._partial = bytearray()
         self._first = self._last = b""
-        """The first and the latest event, each with its last line's end; comments are none."""
+        """The first and the latest event, each with its last line's end; comments do not count."""
 
     def whole(self, chunk: bytes) -> bytes:
-        """The events that this chunk completes; an incomplete event is held back."""
+        """The events that `chunk` completes; an incomplete event is held back."""
         n_seen = max(0, len(self._partial) - len(self._boundary) + 1)
         self._partial += chunk
         cut = self._partial.rfind(self._boundary, n_seen)
@@ -56,25 +56,26 @@ class Tail:
 
 
 def error_of_response(status: int, body: bytes) -> WorkerError:
-    """The error in a worker's answer: by its code, where the answer's dialect tells one."""
+    """The error in a worker's response: by its code, if the response's dialect has one, else by its
+    status."""
     answer = json_object(body)
     inner = answer.get("error")
-    told = inner if isinstance(inner, dict) else answer
-    message = str(told.get("message") or f"the worker answered {status}")
-    details = {name: value for name, value in told.items() if name not in _NO_DETAILS}
+    fields = inner if isinstance(inner, dict) else answer
+    message = str(fields.get("message") or f"the worker answered {status}")
+    details = {name: value for name, value in fields.items() if name not in _NO_DETAILS}
     with contextlib.suppress(ValueError):
-        return error_of(str(told.get("code")).upper(), message, details)
+        return error_of(str(fields.get("code")).upper(), message, details)
     kinds = [kind for kind in WorkerError.__subclasses__() if kind.status == status != 500]
     return (kinds[0] if kinds else WorkerError)(message)
 
 
 def refusal_of(status: int, body: bytes) -> str | None:
-    """The code of a worker's answer, if that is an error."""
+    """The code of a worker's error response; `None` for any other response."""
     return error_of_response(status, body).code if status >= 400 else None
 
 
 def json_object(text: bytes) -> dict[str, Any]:
-    """The text as a JSON object; empty if it is none that a worker would read."""
+    """The text as a JSON object; empty if a worker would not accept it as one."""
     try:
         value = parse_json(text.removeprefix(BOM))
     except InvalidRequest:

@@ -1,8 +1,8 @@
 """The fleet's HTTP side: one ASGI application in front of all workers.
 
-Runs on the gateway's event loop. It checks who asks, reads only those parts of a request that
-routing needs (the model, the prompt's beginning, the job's id, whether a stream is wanted) and
-passes the body on as it came.
+Runs on the gateway's event loop. It authenticates the client, reads only the parts of a request
+that routing needs (the model, the prompt's prefix, the job's id, whether a stream is wanted) and
+forwards the body unchanged.
 """
 
 from __future__ import annotations
@@ -68,19 +68,20 @@ from worker.setting_files import version_of
 log = get_logger()
 
 FEED_SECONDS = 15.0
-"""How long the feed of changes stays open. A browser has six connections for all of its tabs."""
+"""How long the feed of changes stays open: a browser has six connections for all its tabs."""
 METRICS_SECONDS = 0.5
 UNSEEN_SECONDS = 0.05
-"""After this long, a worker that was sent a job and does not know it yet is asked again."""
+"""A worker that was sent a job but does not know it yet is asked again after this time."""
 MAX_HELD_BYTES = 256 * 2**20
-"""Of the bodies of all requests whose answers have not begun: another worker may need them."""
+"""The most bytes of request bodies that are held because their answers have not begun, and another
+worker may need them."""
 _NO_STATE: Any = None
-"""Of a worker, for operations that need none."""
+"""The application state for operations that need none."""
 
 
 async def _changes(request: Request, state: Any) -> Response:
-    """A feed in which nothing comes. The chat page opens it where there are several models, and
-    again a second after its end; it asks for the models when their list is opened."""
+    """An empty feed. If there are several models, the chat page opens it, and reopens it a second
+    after it ends; the page fetches the models when their list is opened."""
 
     async def nothing() -> AsyncIterator[bytes]:
         await asyncio.sleep(FEED_SECONDS)
@@ -95,11 +96,11 @@ _FEED = Dialect(
     )],
     FLAT,
 )  # fmt: skip
-"""What a router has, and a worker does not."""
+"""A path of llama-server's router that a single worker does not have."""
 
 
 class Gateway(Surface):
-    """The ASGI application; `use` gives it its fleet before the first request."""
+    """The ASGI application; `use` sets its fleet before the first request."""
 
     body_setting = "max_body_bytes above the workers in the fleet's file"
 
@@ -109,13 +110,13 @@ class Gateway(Surface):
         self._asks: set[Ask] = set()
         self._jobs: dict[str, Ask] = {}
         self._by_key = Counter[str]()
-        """Requests by the name of their key."""
+        """Number of requests by the name of their key."""
         self._exposition: asyncio.Future[str] | None = None
         self._asked_at = 0.0
 
     def use(self, fleet: Fleet) -> None:
-        """Serve this fleet from now on. Raises `ConfigError` if its token or its keys cannot be
-        read; then nothing has changed."""
+        """Serve this fleet from now on. Raises `ConfigError`, and changes nothing, if its token or
+        keys cannot be read."""
         key_files = _key_files(fleet)
         self._read_keys(fleet)
         self._fleet, self._key_files = fleet, key_files
@@ -125,7 +126,8 @@ class Gateway(Surface):
                 self._groups.setdefault(name, group.name)
 
     def _read_keys(self, fleet: Fleet) -> None:
-        """Raises `ConfigError` if it cannot; then those that were read before hold."""
+        """Read the clients' token and keys. Raises `ConfigError` if that fails; then the earlier
+        ones stay valid."""
         token, path, first = None, fleet.token_file, fleet.workers[0]
         try:
             if path is not None and not (token := Path(path).read_text("utf-8").strip()):
@@ -143,7 +145,7 @@ class Gateway(Surface):
             self._key_files = key_files
             try:
                 self._read_keys(self._fleet)
-            except ConfigError as error:  # as while one is replaced
+            except ConfigError as error:  # for example, while one is replaced
                 log.warning("keys.unreadable", message=error.message)
         await super().__call__(scope, receive, send)
 
@@ -160,12 +162,12 @@ class Gateway(Surface):
             body = b"".join(parts)
             fields = await self._fields_of(request, body)
         ask = self._ask(place, operation, request, body, fields)
-        del body, fields, parts  # the request's is let go of when its answer begins
+        del body, fields, parts  # `ask.body` is freed when the answer begins
         self._asks.add(ask)
         try:
             n_held = sum(len(each.body) for each in self._asks)
             if n_held > max(MAX_HELD_BYTES, self._fleet.max_body_bytes):
-                message = "too many requests wait for their answers"
+                message = "too many requests are waiting for their answers"
                 raise QueueFull(message, retry_after_seconds=RETRY_AFTER_SECONDS)
             response = await self._own_answer(ask, operation)
             if response is None:
@@ -176,8 +178,8 @@ class Gateway(Surface):
             request.state.code = ask.refusal
 
     async def _fields_of(self, request: Request, body: bytes) -> dict[str, Any]:
-        """The body's fields. If it is no object, or too much for the parser, there are none, and
-        the worker reports that."""
+        """The body's fields; empty if it is not an object, or too large to parse, which the worker
+        then reports."""
         if request.method != "POST":
             return {}
         if len(body) <= SMALL_BYTES:
@@ -192,17 +194,17 @@ class Gateway(Surface):
         body: bytes,
         fields: dict[str, Any],
     ) -> Ask:
-        """The request with the fields that routing needs."""
+        """The request, with the fields that routing needs."""
         scope = request.scope
-        # An Origin was checked here, where the host that it belongs to is known. What Connection
-        # names is of the client's connection alone (RFC 9110, 7.6.1).
+        # The gateway has checked Origin, since it knows the host that clients use. Headers named by
+        # Connection concern only the client's connection (RFC 9110, 7.6.1).
         done = {ORIGIN.key, CORRELATION_ID.key, REQUEST_ID.key}
         for names in CONNECTION.all(scope):
             done |= {name.strip().lower().encode("latin-1") for name in names.split(",")}
         headers = [(name, value) for name, value in scope["headers"] if name not in done]
         headers.append((REQUEST_ID.key, request.state.correlation_id.encode()))
         head = {"headers": headers}
-        is_late = "1" in LATE_HEAD.all(head)  # a proxy wants no early head
+        is_late = "1" in LATE_HEAD.all(head)  # a proxy wants to wait for the first token
         counts_bytes = bool(CONVERSATION.all(head))
         streams = fields.get("stream") is True or JSON not in operation.answers
         in_body = [fields.get(name) for name in _model_fields(operation)]
@@ -229,8 +231,8 @@ class Gateway(Surface):
         )
 
     def _asked_for(self, head: Scope) -> Worker | None:
-        """The worker that the request names, if it names one. One that drains may have what is
-        asked for, and refuses new work itself."""
+        """The worker that the request names, if any. It may be draining, since it can still have
+        what is asked for, and refuses new work itself."""
         for id in WORKER.all(head):
             for worker in self._table.all_workers():
                 if worker.id == id:
@@ -239,7 +241,7 @@ class Gateway(Surface):
         return None
 
     def _group_of(self, place: Place, model: object) -> str:
-        """The group of this name; where none is given, the first."""
+        """The group that serves `model`; without a model, the first."""
         if not isinstance(model, str):
             return self._fleet.workers[0].name
         own = model if model in self._groups else place.dialect.model_name(model)
@@ -255,7 +257,7 @@ class Gateway(Surface):
         if (running := self._running(job_id)) is not None:
             if running.worker is None:
                 raise DuplicateJob(f"the job {job_id!r} is already running")
-            ask.only = running.worker  # it knows the job and refuses the duplicate
+            ask.only = running.worker  # it knows the job, and refuses the duplicate
             job_id = None
         if job_id is not None:
             self._jobs[job_id] = ask
@@ -272,23 +274,23 @@ class Gateway(Surface):
                 del self._jobs[job_id]
 
     def _running(self, job_id: str | None) -> Ask | None:
-        """The job of this id that this gateway has, until the client is told its end."""
+        """This gateway's job with that id, until its end is sent to the client."""
         running = None if job_id is None else self._jobs.get(job_id)
         return None if running is None or running.has_ended else running
 
     # --- requests that the gateway answers -----------------------------------------------
 
     async def _own_answer(self, ask: Ask, operation: Operation) -> Response | None:
-        """The gateway's own answer, which may be made of several workers'; `None` if one worker's
-        is to be relayed."""
+        """The gateway's own answer, possibly combined from several workers'; `None` if one worker's
+        answer is to be relayed."""
         if operation.asks == "refused":
-            raise Forbidden("a fleet is not stopped by its clients; `llorch-ray down` does that")
+            raise Forbidden("clients cannot stop a fleet; `llorch-ray down` does that")
         if ask.only is not None:
             if operation.asks == "all":
-                ask.job_id = None  # it is about a job, and none itself
+                ask.job_id = None  # the request is about a job, and is not a job itself
             return None
         if operation.asks == "named":
-            what = "is required: this changes one worker, and others would answer otherwise"
+            what = "is required: this changes one worker, and the others would behave differently"
             raise refusal(WORKER.name, "required", what)
         if operation.probe == "metrics":
             return await self._metrics()
@@ -322,7 +324,7 @@ class Gateway(Surface):
         return json_response(told, 503 if asks_for_readiness and not n_well else 200)
 
     async def _metrics(self) -> Response:
-        """Of all workers, asked twice a second at most: whoever asks needs no key."""
+        """The metrics of all workers, fetched at most twice a second, because anyone can ask."""
         now = time.monotonic()
         if self._exposition is None or now > self._asked_at + METRICS_SECONDS:
             self._asked_at = now
@@ -343,8 +345,8 @@ class Gateway(Surface):
         return await in_background(partial(merged, texts, dict(self._by_key)))
 
     async def _holder(self, ask: Ask) -> Worker | None:
-        """The worker that keeps the stream that the request names, of several the one whose began
-        last; `None` if there is none."""
+        """The worker that has the stream that the request names; of several, the one where it began
+        last. `None` if there is none."""
         heads = await _answers(self._table.all_workers(), partial(_asked, ask, "HEAD"))
         began = {
             worker: float(head.header(BEGAN.key) or 0)
@@ -354,8 +356,8 @@ class Gateway(Surface):
         return max(began, key=began.__getitem__, default=None)
 
     async def _of_all(self, ask: Ask, operation: Operation) -> Response:
-        """The answer about what any worker may have. Where this gateway knows which worker has the
-        job, that one alone is asked."""
+        """The answer about a job that any worker may have. If this gateway knows which worker has
+        the job, it asks only that one."""
         running = self._running(ask.job_id)
         if running is None:
             return await self._of_several(self._table.all_workers(), ask, operation)
@@ -366,14 +368,15 @@ class Gateway(Surface):
                 answer = await self._of_several([running.worker], ask, operation)
                 if answer.status_code != JobNotFound.status or time.monotonic() > deadline:
                     return answer
-                await asyncio.sleep(UNSEEN_SECONDS)  # it still reads the job
+                await asyncio.sleep(UNSEEN_SECONDS)  # it is still reading the job
         ask.refusal = None
         return json_response({"job_id": ask.job_id, "status": "cancelled"}, 202)
 
     async def _of_several(
         self, workers: Iterable[Worker], ask: Ask, operation: Operation
     ) -> Response:
-        """One answer made of theirs: joined, or that of one that has what was asked for."""
+        """One answer from those of several workers: joined, or the one of a worker that has what
+        was asked for."""
         method = "GET" if ask.method == "HEAD" else ask.method
         answers = await _answers(workers, partial(_asked, ask, method))
         if not answers:
@@ -397,7 +400,7 @@ class Gateway(Surface):
 
 
 def _key_files(fleet: Fleet) -> list[object]:
-    """What changes when a file of the clients' token or keys does."""
+    """The versions of the files of the clients' token and keys."""
     files = (fleet.token_file, fleet.api_key_file)
     return [version_of(file) for file in files if file is not None]
 
@@ -405,7 +408,7 @@ def _key_files(fleet: Fleet) -> list[object]:
 async def _answers(
     workers: Iterable[Worker], asked: Callable[[Worker], Awaitable[Exchange | None]]
 ) -> list[tuple[Exchange, Worker]]:
-    """What the workers answer that are asked at the same time; without those that do not."""
+    """Ask all workers at the same time; returns the answers that arrived, with their workers."""
     several = list(workers)
     answers = await asyncio.gather(*map(asked, several))
     pairs = zip(answers, several, strict=True)
@@ -413,14 +416,14 @@ async def _answers(
 
 
 def _asked(ask: Ask, method: str, worker: Worker) -> Awaitable[Exchange | None]:
-    """A worker's answer to what the client asks."""
+    """A worker's answer to the client's request."""
     target, headers = ask.target.decode("latin-1"), worker.headers_for(ask.headers)
-    is_brief = worker.misses > 0  # a client waits for the slowest of all
+    is_brief = worker.misses > 0  # the client waits for the slowest worker
     return fetch(worker.address, method, target, headers, ask.body, is_brief=is_brief)
 
 
 def _model_fields(operation: Operation) -> list[str]:
-    """The fields of the operation's body that may name the model, by all their aliases."""
+    """All names of the field in the operation's body that selects the model."""
     if operation.names_job:
         return []
     names = names_of_fields(operation.body) if isinstance(operation.body, type) else {}
@@ -428,7 +431,7 @@ def _model_fields(operation: Operation) -> list[str]:
 
 
 def _target(scope: Scope, place: Place) -> bytes:
-    """The path and query for a worker, which may have no page: what is above the API is cut off."""
+    """The path and query for a worker, without what precedes the API: a worker may have no page."""
     path: bytes = scope["raw_path"].removeprefix(place.above.encode())
     query: bytes = scope["query_string"]
     return path + (b"?" + query if query else b"")

@@ -18,8 +18,8 @@ log = get_logger()
 
 
 def merged(texts: Mapping[tuple[str, str], str], keys: Mapping[str, int]) -> str:
-    """Merge the expositions of all workers by (worker, model), which become labels, with the
-    gateway's own counts of requests by the names of its clients' keys."""
+    """Merge the expositions of all workers, by (worker, model), which become labels. `keys` are the
+    gateway's own counts of requests by key name."""
     return generate_latest(_Families(texts, keys)).decode()
 
 
@@ -34,7 +34,7 @@ class _Families(Collector):
         for (worker, model), text in self.texts.items():
             try:
                 found = list(text_string_to_metric_families(text))
-            except ValueError as error:  # the other workers' are as good as before
+            except ValueError as error:  # the other workers' metrics are unaffected
                 log.warning("metrics.unreadable", worker=worker, reason=str(error))
                 continue
             for read in found:
@@ -45,7 +45,7 @@ class _Families(Collector):
                     sample._replace(labels={"worker": worker, "model": model, **sample.labels})
                     for sample in read.samples
                 ]
-        name = "worker_key_requests"  # as a worker counts them
+        name = "worker_key_requests"  # the same name as in a worker
         for key, count in self.keys.items():
             family = families.setdefault(name, Metric(name, "Requests by key.", "counter"))
             labels = {"worker": "gateway", "model": "", "key": key}

@@ -24,28 +24,29 @@ from worker.fleet.upstream import Exchange, fetch
 from worker.setting_faults import variable_of
 
 MAX_MISSES = 3
-"""Failures of `/health` in a row after which the worker is killed."""
+"""Consecutive failures of `/health` after which the worker is killed."""
 EXIT_SECONDS = 5.0
-"""What the worker's exit may take beyond its drain; then it is killed."""
+"""Time for the worker's exit after its drain; then it is killed."""
 _READY_EVERY_SECONDS = 0.05
 _LEVELS = ("debug", "info", "warning", "error")
 
 
 def _environment() -> dict[str, str]:
-    """Without the settings that the fleet chooses: whoever started Ray may have had them for a
-    worker of its own. A file of settings stays: a group's number of slots is read from it too."""
+    """The environment without settings that the fleet chooses: whoever started Ray may have set
+    them for another worker. A config file stays, because a group's number of slots is read from it
+    too."""
     chosen = {variable_of(name) for name in OURS - {"config"}} | {"MODEL_PATH", "BIND_ADDR"}
     return {name: value for name, value in os.environ.items() if name.upper() not in chosen}
 
 
 class WorkerProcess:
-    """One `llorch-<backend>`, which does not outlive its owner's process."""
+    """A process of `llorch-<backend>` that does not outlive its owner's process."""
 
     def __init__(
         self, backend: str, host: str, token: str, arguments: list[str], log_level: str = "info"
     ) -> None:
-        """`host`: this machine's address, by which gateways reach it; `token` is the worker's. It
-        logs the port that it listens on as `info`, so lines below `log_level` are left out here."""
+        """`host` is this machine's address for gateways, `token` the worker's token. The worker
+        logs its port at `info`, so lines below `log_level` are dropped here."""
         level = min(log_level, "info", key=_LEVELS.index)
         self._left_out = _LEVELS[: _LEVELS.index(log_level)]
         reading, self._death_pipe = os.pipe()
@@ -56,7 +57,7 @@ class WorkerProcess:
                  "--log-format", "json", "--log-level", level],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
                 pass_fds=(reading,), start_new_session=True,
-                # As by the command: what lies where Ray was started is no module of the worker's.
+                # As in `cli`: import nothing from the folder where Ray was started.
                 env={**_environment(), "PYTHONSAFEPATH": "1", variable_of("worker_token"): token},
             )  # fmt: skip
         finally:
@@ -70,7 +71,7 @@ class WorkerProcess:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port; the port is known when the worker is ready."""
+        """Host and port; the port is known once the worker is ready."""
         assert self._port is not None
         return self._host, self._port
 
@@ -79,7 +80,7 @@ class WorkerProcess:
         return self._child.poll() is not None
 
     def _read_log(self) -> None:
-        """Pass the log's lines on, and read the port from it."""
+        """Forward the log's lines, and read the port from them."""
         assert self._child.stderr is not None
         with self._child.stderr as log:
             for raw in log:
@@ -92,7 +93,7 @@ class WorkerProcess:
                     print(line, file=sys.stderr, flush=True)
 
     async def until_ready(self) -> None:
-        """Wait for its first token; raises `WorkerError` with its last words if it ends before."""
+        """Wait until it is ready; raises `WorkerError` with its last words if it ends first."""
         while True:
             if self.has_left:
                 self._log_reader.join(timeout=5)
@@ -103,14 +104,14 @@ class WorkerProcess:
             await asyncio.sleep(_READY_EVERY_SECONDS)
 
     async def ask(self, path: str) -> Exchange | None:
-        """The answer to a GET; `None` if the worker does not answer in five seconds.
+        """The response to a GET; `None` if the worker does not answer in five seconds.
 
-        Raises `QueueFull` if this process has nothing left for a connection.
+        Raises `QueueFull` if this process lacks the resources for a connection.
         """
         return await fetch(self.address, "GET", path) if self._port else None
 
     async def n_requests(self) -> int | None:
-        """The worker's requests, waiting and running; `None` if they cannot be asked for."""
+        """Number of the worker's requests, waiting and running; `None` if it does not answer."""
         with contextlib.suppress(QueueFull):
             if (answer := await self.ask("/health")) is not None:
                 state: dict[str, int] = json.loads(answer.content)
@@ -118,21 +119,21 @@ class WorkerProcess:
         return None
 
     async def check(self) -> None:
-        """Raises `WorkerError` if the worker has ended, or failed so often that it is killed."""
+        """Raises `WorkerError` if the worker has ended, or is killed now for its failures."""
         if self.has_left:
-            raise WorkerError(f"the worker has left. {self._last_words()}")
+            raise WorkerError(f"the worker has ended. {self._last_words()}")
         try:
             answer = await self.ask("/health")
-        except QueueFull:  # of this process, not of the worker
+        except QueueFull:  # a limit of this process, not of the worker
             return
         self._misses = 0 if answer is not None and answer.status == 200 else self._misses + 1
         if self._misses >= MAX_MISSES:
             self.kill()
-            raise WorkerError("the worker does not answer any more, or stays unhealthy")
+            raise WorkerError("the worker no longer answers, or stays unhealthy")
 
     async def stop(self, seconds: float) -> None:
-        """Drain the worker: it takes no new work and ends what runs. Its exit takes some seconds
-        more than its drain timeout, `seconds`; then it is killed."""
+        """Drain the worker: it takes no new work and finishes what runs. It is killed if it has not
+        exited a few seconds after its drain timeout, `seconds`."""
         if not self.has_left:
             self._child.send_signal(signal.SIGTERM)
         deadline = asyncio.get_running_loop().time() + seconds + EXIT_SECONDS
@@ -141,7 +142,7 @@ class WorkerProcess:
         self.kill()
 
     def kill(self) -> None:
-        """Kill the worker. Its engine process ends too: it watches a pipe of its own."""
+        """Kill the worker. Its engine process ends too, since it watches a pipe of its own."""
         if self._death_pipe >= 0:
             os.close(self._death_pipe)
             self._death_pipe = -1
@@ -150,7 +151,7 @@ class WorkerProcess:
             self._child.wait()
 
     def _last_words(self) -> str:
-        """The worker's last line that is not JSON, else its last line; with how it ended."""
+        """The worker's last line that is not JSON, else its last line, and how it ended."""
         plain = [line for line in self._last_lines if not line.startswith("{")]
-        words = (plain or list(self._last_lines) or ["It said nothing."])[-1]
+        words = (plain or list(self._last_lines) or ["It printed nothing."])[-1]
         return f"{words} ({how_it_ended(self._child.poll())})"

@@ -1,9 +1,9 @@
-"""Relays one request to a worker: retried before its first token, ended with an event after it.
+"""Relays one request to a worker. Before the first token, a failure is retried on another worker;
+after it, a failure ends the stream with an error event.
 
-Runs on the gateway's event loop. The worker is asked to hold its status line back until the first
-token. A failure before that is an error status or a lost connection, and another worker gets the
-request. Once the client has part of an answer, a lost worker ends the stream with an error event.
-The stream of a conversation has its first part before its first token: the prompt's progress.
+Runs on the gateway's event loop. The worker is asked to hold back its status line until the first
+token, so that a failure before it is an error status or a lost connection. The stream of a
+conversation begins earlier, with the prompt's progress, and is not retried from there on.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from worker.fleet.upstream import Exchange, Headers, Lost, NotReached
 from worker.fleet.workers import AVOIDED_SECONDS, Worker, WorkerTable
 
 MAX_LOSSES = 3
-"""A request that has lost this many workers is given up: it may be what kills them."""
+"""A request that has lost this many workers is abandoned: it may be the cause."""
 REPLACEMENT_SECONDS = 20.0
-"""How long after its first wait a request waits for a worker to appear or to take it. A full worker
-does not make it wait."""
+"""How long, from its first wait on, a request waits for a worker to appear or to accept it. It does
+not wait for a full worker."""
 RETRY_AFTER_SECONDS = 2
 KEEPALIVE_SECONDS = 15.0
-"""Silence before a stream's first token after which the client gets a status line and a comment."""
+"""If a stream's first token takes longer, the client gets a status line and a comment."""
 _OWN_HEADERS: Headers = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     *((name.encode(), value.encode()) for name, value in UNBUFFERED.items()),
@@ -39,41 +39,41 @@ _OWN_HEADERS: Headers = [
 
 @dataclass(slots=True, eq=False)
 class Ask:
-    """A client's request, with the fields that routing reads from it and where it is on its way."""
+    """A client's request: its parts, the fields that routing needs, and its progress."""
 
     method: str
     streams: Mapping[str, StreamForm]
-    """The forms of the operation's streams by media type."""
+    """The forms of the operation's streams, by media type."""
     target: bytes
     headers: Headers
     body: bytes
-    """Empty once its answer has begun."""
+    """Empty once the answer has begun."""
     group: str
     names_model: bool
-    """Whether it names a model; one that names none goes to the first group."""
+    """Whether it names a model; otherwise it goes to the first group."""
     key: str | None
     job_id: str | None
     wants_stream: bool
-    """Whether its client may get a comment while nothing has come of a stream."""
+    """Whether its client can get comments before a stream's first token."""
     counts_bytes: bool
-    """Whether its client may go on at a byte of the stream. It then gets exactly the worker's
-    bytes, from the prompt's progress on, and no comment of the gateway's."""
+    """Whether its client can resume the stream at a byte offset. It then gets exactly the worker's
+    bytes, from the prompt's progress on, and no comments from the gateway."""
     check_deadline: Callable[[], object]
-    """Raises what a worker would if the client's deadline has passed. A worker looks at the
-    deadline itself; the gateway does while it has no worker for the request."""
+    """Raises the worker's error if the client's deadline has passed. Workers check the deadline
+    themselves; the gateway checks it while it has no worker for the request."""
     only: Worker | None = None
-    """The one worker that may answer this request; `None` if any may."""
+    """The only worker that can answer this request; `None` if any can."""
     worker: Worker | None = None
     """The worker that has the request now."""
     cancelled: bool = False
     refusal: str | None = None
-    """The code of a worker's error that is given on instead of an answer."""
+    """The code of the worker's error if that is forwarded instead of an answer."""
     has_ended: bool = False
-    """Whether the end of its answer is on its way to the client, who may send its job's id anew."""
+    """Whether the answer's end has been sent, after which the client can reuse the job's id."""
 
 
 class Relay:
-    """Brings one request to its end."""
+    """Relays one request until its end."""
 
     def __init__(
         self,
@@ -82,21 +82,21 @@ class Relay:
         send: Send,
         begin: Callable[[int, Headers], Headers],
     ) -> None:
-        """`begin` makes the head of a status and headers."""
+        """`begin` makes the response's headers from a status and the worker's headers."""
         self._ask, self._table, self._send, self._head_of = ask, table, send, begin
         self._has_begun = False
         self._tried: set[str] = set()
         self._n_losses = 0
         self._tail: Tail | None = None
         self._refused: tuple[Exchange, Worker] | None = None
-        """A full or failed worker's answer, which the client gets if no other answers."""
+        """A full or failed worker's response, which the client gets if no other worker answers."""
         self._away: tuple[Exchange, Worker] | None = None
-        """The answer of a worker that drains or loads its model again."""
+        """The response of a worker that is draining or reloading its model."""
         self._deadline = math.inf
-        """Of all its waits, from the first on."""
+        """The end of all waiting, counted from the first wait."""
 
     async def run(self) -> None:
-        """Raises the `WorkerError` of a request that failed before any part of its answer."""
+        """Relay the request. Raises `WorkerError` if it fails before its answer has begun."""
         try:
             while (worker := await self._next_worker()) is not None:
                 self._tried.add(worker.id)
@@ -125,7 +125,7 @@ class Relay:
             worker = self._table.choose(ask.group, ask.key, self._tried)
             if worker is not None or self._refused is not None:
                 return worker
-            # All there are were lost, or are away: a replacement should appear soon.
+            # All workers are lost or away; a replacement should appear soon.
             now = asyncio.get_running_loop().time()
             self._deadline = min(self._deadline, now + REPLACEMENT_SECONDS)
             if now > self._deadline:
@@ -135,7 +135,7 @@ class Relay:
             self._tried &= {each.id for each in self._table.workers(ask.group) if not each.is_well}
 
     async def _try(self, worker: Worker) -> bool:
-        """Send the request to this worker; returns whether the client has its answer now."""
+        """Send the request to this worker; returns whether the client has its answer."""
         ask = self._ask
         ask.worker = worker
         worker.running.append(ask.key)
@@ -158,7 +158,7 @@ class Relay:
             worker.running.remove(ask.key)
 
     async def _pass_back(self, worker: Worker, exchange: Exchange) -> bool:
-        """Pass the worker's answer to the client; `False` if another worker should be tried."""
+        """Forward the worker's answer to the client; `False` if another worker should be tried."""
         await self._head(exchange)
         media_type = exchange.header(b"content-type").decode("latin-1").partition(";")[0]
         if exchange.status == 200 and media_type in self._ask.streams:
@@ -166,9 +166,9 @@ class Relay:
             return True
         await exchange.body()
         if exchange.status == 503 and self._ask.only is None:
-            if exchange.header(RETRY_AFTER.key):  # it is full; each dialect has other words for it
+            if exchange.header(RETRY_AFTER.key):  # it is full, whatever its dialect calls that
                 self._refused = exchange, worker
-            else:  # it drains or loads its model again
+            else:  # it is draining or reloading its model
                 self._away = exchange, worker
                 worker.avoid()
             return False
@@ -196,9 +196,9 @@ class Relay:
             waiting.cancel()
 
     async def _stream(self, worker: Worker, exchange: Exchange, media_type: str) -> None:
-        """Pass a stream on. One that its worker has closed without the last event is lost, too."""
+        """Forward a stream. It is also lost if the worker closes it without the last event."""
         tail = self._tail = self._new_tail(media_type)
-        has_part = False  # of this worker's answer; the client may have a comment of the gateway's
+        has_part = False  # of the worker's answer; the gateway's comments do not count
         try:
             while (chunk := await exchange.chunk()) is not None:
                 if events := tail.whole(chunk):
@@ -207,7 +207,7 @@ class Relay:
                     if not self._has_begun:
                         await self._begin(200, _with_worker(exchange.headers, worker))
                     await self._chunk(events)
-            if self._ask.method == "POST" and not tail.has_ended:  # who goes on may be behind it
+            if self._ask.method == "POST" and not tail.has_ended:  # a resumed one may be past it
                 raise Lost("the answer ended without its last event")
         except Lost:
             if not has_part:
@@ -216,7 +216,7 @@ class Relay:
             if not tail.has_ended:
                 raise EngineCrashed("the worker was lost in the middle of the stream") from None
         self._ask.has_ended = True
-        if not self._has_begun:  # as one that is gone on with at its end
+        if not self._has_begun:  # such as one that was resumed at its end
             await self._begin(200, _with_worker(exchange.headers, worker))
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -234,7 +234,7 @@ class Relay:
         await self._send({"type": "http.response.body", "body": body, "more_body": True})
 
     async def _answer(self, answer: Exchange, worker: Worker) -> None:
-        """Give a whole answer on; in a stream that has begun it can only be an error."""
+        """Forward a complete answer; if a stream has already begun, it can only be an error."""
         if self._has_begun:
             raise error_of_response(answer.status, answer.content)
         self._ask.body, self._ask.has_ended = b"", True

@@ -1,8 +1,8 @@
-"""What Ray Serve runs of the fleet: an actor for each worker, and the gateways.
+"""The parts of the fleet that Ray Serve runs: an actor for each worker, and the gateways.
 
 Only Ray's processes import this module, by the import paths in the configuration of `deploy`. Ray
-starts, stops and checks the actors and says where they are. Clients' requests and tokens never go
-through Ray: a gateway listens by itself, and speaks plain HTTP with the workers.
+starts, stops and checks the actors, and reports where they are. Clients' requests and tokens never
+pass through Ray: a gateway listens on its own, and talks plain HTTP to the workers.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from worker.observability import logs
 from worker.sockets import listen, uri_of
 
 ASK_EVERY_SECONDS = 0.5
-"""How often a gateway asks for the addresses of a group's workers."""
+"""How often a gateway fetches the addresses of a group's workers."""
 KNOWING_SECONDS = 10.0
-"""How long Serve waits for a gateway to know its workers, which may be others by then."""
+"""How long Serve waits until a gateway knows its workers, which may have changed by then."""
 SLOW_READER_SECONDS = 30.0
-"""A client may leave its answer unread for so long."""
+"""How long a client may leave its answer unread."""
 
 
-def _listen_at_home() -> str:
-    """Have Serve's own port of this actor, which by itself listens on all addresses and takes
-    commands from whoever reaches it, listen on the address of this node alone; returns that."""
+def _bind_to_own_address() -> str:
+    """Make this actor's Serve port listen only on this node's address, which is returned. By
+    default it listens on all addresses, and obeys anyone who can reach it."""
     host: str = ray.util.get_node_ip_address()
     module = ray.serve._private.replica
     add_port = module.add_port_to_grpc_server
@@ -49,25 +49,26 @@ def _listen_at_home() -> str:
 
 
 def workers(args: dict[str, Any]) -> Application:
-    """`args` holds a `WorkerGroup` as `group`, and `generation`: changing it rolls all replicas."""
+    """`args` has a `WorkerGroup` as `group`, and `generation`, a change of which rolls all
+    replicas."""
     return serve.deployment(WorkerReplica).options(name="worker").bind(args["group"])
 
 
 def gateways(args: dict[str, Any]) -> Application:
-    """`args` holds a `Fleet` without its workers as `fleet`, and `generation`. Serve passes the
-    workers to each gateway by `GatewayReplica.reconfigure`."""
+    """`args` has a `Fleet` without its workers as `fleet`, and `generation`. Serve passes the
+    workers to each gateway through `GatewayReplica.reconfigure`."""
     return serve.deployment(GatewayReplica).options(name="gateway").bind(args["fleet"])
 
 
 class WorkerReplica:
-    """Owns one worker from its spawn to its end; Serve's controller supervises this actor."""
+    """Owns one worker from its start to its end; Serve's controller supervises this actor."""
 
     async def __init__(self, group: dict[str, Any]) -> None:  # type: ignore[misc]
         self._group = WorkerGroup.model_validate(group)
         settings = self._group.worker
         id = serve.get_replica_context().replica_id.unique_id
-        host = _listen_at_home()
-        # Made here and told to the gateways alone, so it is in no configuration, log or file.
+        host = _bind_to_own_address()
+        # Created here and sent only to the gateways; it is in no configuration, log or file.
         self._token = secrets.token_urlsafe(32)
         self._id = worker_id(self._group.name, id)
         ids = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
@@ -82,7 +83,7 @@ class WorkerReplica:
             raise
 
     def whereabouts(self) -> Worker:
-        """The worker as a gateway's table begins with it."""
+        """The worker as a new entry for a gateway's table."""
         uri = uri_of(*self._process.address)
         return Worker(self._id, self._group.name, uri, self._group.worker.engine.slots, self._token)
 
@@ -95,17 +96,17 @@ class WorkerReplica:
         await self._process.check()
 
     async def __del__(self) -> None:
-        # Serve calls and awaits this when it removes the replica, after the gateways know of it.
+        # Serve awaits this when it removes the replica, after the gateways have been informed.
         await self._process.stop(self._group.worker.drain_timeout)
 
 
 class GatewayReplica:
-    """One gateway and its HTTP server. Several share the fleet's port: the kernel deals out the
-    connections among them. So a new one listens before it takes the place of an old one."""
+    """One gateway and its HTTP server. Several share the fleet's port, and the kernel distributes
+    the connections. This lets a new one listen before it replaces an old one."""
 
     def __init__(self, fleet: dict[str, Any]) -> None:
-        logs.configure("info", "json", "gateway")  # Ray keeps what this process writes
-        _listen_at_home()
+        logs.configure("info", "json", "gateway")  # Ray keeps this process's output
+        _bind_to_own_address()
         self._fleet = fleet
         self._table = WorkerTable()
         self._gateway = Gateway(self._table)
@@ -114,9 +115,8 @@ class GatewayReplica:
         self._asking: dict[str, asyncio.Task[None]] = {}
 
     async def reconfigure(self, given: dict[str, Any]) -> None:
-        """Serve calls this at the start and after each command that changes what is given, and
-        takes the gateway for ready when this has ended. `listed` are the workers that the command
-        has seen."""
+        """Serve calls this at the start and after each command that changes `given`, and considers
+        the gateway ready when it returns. `listed` has the workers that the command has seen."""
         fleet = Fleet.model_validate({**self._fleet, "workers": given["workers"]})
         if given["workers"] != self._groups:
             self._gateway.use(fleet)
@@ -128,7 +128,7 @@ class GatewayReplica:
         for name in names - self._asking.keys():
             self._asking[name] = asyncio.create_task(_ask(name, self._table))
         if self._server is None:
-            # Who is connected to this gateway from now on finds what the one before had.
+            # So that new clients find the same workers as at the previous gateway.
             await _until(lambda: names <= self._table.groups)
             self._serve(fleet)
         elif (listed := given.get("listed")) is not None:
@@ -136,12 +136,12 @@ class GatewayReplica:
 
     def _serve(self, fleet: Fleet) -> None:
         listener = listen(fleet.host, fleet.port, shared=True)
-        # Each of its connections may have another one, to a worker.
+        # Each connection may need a second one, to a worker.
         server = server_for(self._gateway, SLOW_READER_SECONDS, lambda _: None, files_each=2)
         server.config.ssl_certfile = fleet.ssl_certfile
         server.config.ssl_keyfile = fleet.ssl_keyfile
         server.config.timeout_graceful_shutdown = GATEWAY_DRAIN_SECONDS
-        server.config.load()  # reads the certificate, and raises what is wrong with it
+        server.config.load()  # reads the certificate; raises if that is wrong
         self._server = server
         self._serving = asyncio.create_task(server.serve(sockets=[listener]))
         self._watching = asyncio.create_task(watch(self._table))
@@ -150,7 +150,7 @@ class GatewayReplica:
         if self._serving.done():
             raise WorkerError("the gateway's HTTP server has ended")
         if any(task.done() for task in (self._watching, *self._asking.values())):
-            raise WorkerError("the gateway has ended to watch its workers")
+            raise WorkerError("the gateway has stopped watching its workers")
 
     async def __del__(self) -> None:
         if self._server is not None:
@@ -166,11 +166,11 @@ async def _until(holds: Callable[[], bool]) -> None:
 
 
 async def _ask(group: str, table: WorkerTable) -> None:
-    """Keep the table's entry for one group up to date until cancelled, by asking its replicas.
+    """Keep the table's workers of one group up to date by asking its replicas, until cancelled.
 
     Serve removes a replica from a handle's list before it stops the replica.
     """
-    # A group that `up` adds may not be there yet.
+    # A group that `up` adds may not exist yet.
     handle = serve.get_deployment_handle("worker", group, _check_exists=False)
     while True:
         with contextlib.suppress(TimeoutError):

@@ -33,7 +33,7 @@ from worker.wire.backends import BACKENDS, BackendName
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 MAX_REPLICAS = 1000
 GATEWAY_DRAIN_SECONDS = 600
-"""A gateway that is being stopped gives its open streams this long to end."""
+"""How long a stopping gateway waits for its open streams to end."""
 Seconds = Annotated[float, Field(ge=0, le=86_400)]
 Text = Annotated[str, Field(min_length=1)]
 
@@ -54,9 +54,9 @@ OURS = frozenset(
     )
     + tuple(name for name in FIELDS if name.startswith(("callback_", "heartbeat_")))
 )
-"""Settings of a worker that the fleet chooses; the file's `settings` may not name them."""
+"""Settings of a worker that the fleet chooses; `settings` in the file cannot set them."""
 _CHOSEN = {name: FIELDS[name].get_default(call_default_factory=True) for name in OURS - {"config"}}
-# Fields and settings that name a place; a relative one is relative to the fleet's file.
+# Fields and settings that are paths, which can be relative to the folder of the fleet's file.
 _REFERENCES = ("model", "draft")
 KEY_FILES = ("token_file", "api_key_file")
 _READ = ("chat_template", "models_file", "ssl_certfile", "ssl_keyfile", *KEY_FILES)
@@ -68,44 +68,44 @@ _SCALED: Mapping[str, Callable[[str], Adapter | ControlVector]] = {
 
 
 def settings_of(backend: BackendName, given: Mapping[str, Any]) -> Settings:
-    """A worker's settings in a fleet. Of those that the fleet chooses, this process may have
-    variables for a worker of its own, which do not count. Raises `ConfigError`."""
+    """The settings of a worker in a fleet. The environment's variables for settings that the fleet
+    chooses are ignored. Raises `ConfigError`."""
     return Settings.load(backend, {**_CHOSEN, **given})
 
 
 class Table(BaseModel):
-    """A table of the file: closed, and of values that have their types already."""
+    """A table of the file: it has no other fields, and values must already have the right type."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class Scaling(Table):
-    """How a group chooses its number of workers between the least and the most."""
+    """How the load decides a group's number of workers, between its minimum and maximum."""
 
     target: Annotated[float, Field(gt=0, le=10_000)] | None = None
-    """Requests, waiting and running, that each worker should have; by default 0.8 of its slots."""
+    """Requests, waiting and running, that each worker should have; default: 0.8 of its slots."""
     up_delay: Seconds = 10.0
-    """Workers are added after there were too many requests for this many seconds."""
+    """Seconds of too many requests after which workers are added."""
     down_delay: Seconds = 300.0
-    """Workers are drained after there were too few requests for this many seconds."""
+    """Seconds of too few requests after which workers are drained."""
 
 
 class WorkerGroup(Table):
     """Identical workers: one model on one kind of device, `replicas` times."""
 
     name: Name
-    """Clients name it as `model`, unless `settings` has a `served_model_name`."""
+    """Clients use it as `model`, unless `settings` has a `served_model_name`."""
     backend: BackendName = "cpu"
     model: Text | None = None
-    """A value of `llorch-<backend> --model`; without it, the bundled tiny model."""
+    """A value of `llorch-<backend> --model`; default: the bundled tiny model."""
     replicas: int | tuple[int, int] = 1
-    """The number of workers, or the least and the most, between which the load decides."""
+    """The number of workers, or a minimum and maximum between which the load decides."""
     scaling: Scaling | None = None
     surge: bool = False
-    """Whether a roll, once a device is free, starts a new worker before it stops an old one."""
+    """Whether a roll starts a new worker, once a device is free, before it stops an old one."""
     device: str | None = Field(None, min_length=1, max_length=100)
-    """The Ray resource of which each replica takes one; without it, `GPU` for CUDA and Vulkan, of
-    which it takes as many as its settings name devices."""
+    """The Ray resource of which each replica takes one; default for CUDA and Vulkan: one `GPU` for
+    each device that `settings` names."""
     settings: dict[str, Any] = {}
     """Any other setting of the worker."""
 
@@ -120,7 +120,7 @@ class WorkerGroup(Table):
             ):
                 return least, most
         raise ValueError(
-            f"it is a whole number from 1 to {MAX_REPLICAS}, or the least and the most, as [1, 3]"
+            f"it is a whole number from 1 to {MAX_REPLICAS}, or a minimum and maximum, as [1, 3]"
         )
 
     @field_validator("settings")
@@ -129,11 +129,11 @@ class WorkerGroup(Table):
         known = [name for name in FIELDS if name not in ENV_ONLY and name not in OURS]
         for name in given:
             if name in OURS and name in (*Fleet.model_fields, *cls.model_fields):
-                raise ValueError(f"{name} is no setting of a worker here: it stands above them")
+                raise ValueError(f"{name} is not a worker's setting here; put it above them")
             if name in OURS:
-                raise ValueError(f"{name} is not for the file: the fleet sets it")
+                raise ValueError(f"{name} cannot be set in the file: the fleet chooses it")
             if name in ENV_ONLY:
-                raise ValueError(f"{name} is a secret: give it in the environment of `up`")
+                raise ValueError(f"{name} is a secret: set it in the environment of `up`")
             if name not in known:
                 hint = closest(name, known) or "; llorch-cpu --help lists them"
                 raise ValueError(f"{name} is not a setting of a worker{hint}")
@@ -152,12 +152,12 @@ class WorkerGroup(Table):
     @model_validator(mode="after")
     def _scales_if_it_may(self) -> Self:
         if isinstance(self.replicas, int) and self.scaling is not None:
-            raise ValueError("scaling needs replicas with the least and the most, as [1, 3]")
+            raise ValueError("scaling needs replicas with a minimum and maximum, as [1, 3]")
         return self
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of models that go to this group: its model's, and its adapters'."""
+        """The model names that select this group: its model's and its adapters'."""
         adapters = (adapter.name for adapter in self.worker.adapters)
         return (*self._model_names, *adapters)
 
@@ -171,7 +171,7 @@ class WorkerGroup(Table):
 
     @property
     def resources(self) -> dict[str, Any]:
-        """Ray's resource options for an actor that owns one such worker."""
+        """Ray's resource options for the actor that owns a worker of this group."""
         device = self.device or BACKENDS[self.backend].ray_resource
         if device is None:
             return {"num_cpus": 0}
@@ -188,7 +188,7 @@ class WorkerGroup(Table):
         return settings_of(self.backend, self.settings)
 
     def arguments(self, reserved: Sequence[str] = ()) -> list[str]:
-        """The command-line flags of a worker for which Ray has reserved GPUs of these numbers."""
+        """The command-line flags of a worker for which Ray has reserved the GPUs `reserved`."""
         given = {name: getattr(self.worker, name) for name in self.settings}
         given |= {"served_model_name": self._model_names, **self._among(reserved)}
         if self.model is not None:
@@ -196,8 +196,8 @@ class WorkerGroup(Table):
         return [each for name, value in given.items() for each in flags_for(name, value)]
 
     def _among(self, reserved: Sequence[str]) -> dict[str, Any]:
-        """The setting of the worker's devices, whose numbers count among those reserved. CUDA shows
-        it no others, as Ray tells it; Vulkan does."""
+        """The setting of the worker's devices, whose indices count among the reserved ones. With
+        CUDA none is needed, since Ray hides all other devices; Vulkan shows them all."""
         backend, indices = BACKENDS[self.backend], self.worker.engine.device_indices
         if backend.shown_by in (None, "CUDA_VISIBLE_DEVICES") or max(indices) >= len(reserved):
             return {}
@@ -212,11 +212,11 @@ class Fleet(Table):
     port: Annotated[int, Field(ge=1, le=65535)] = 8000
     ssl_certfile: Text | None = None
     ssl_keyfile: Text | None = None
-    """The gateway's certificate and key, in PEM; with them clients speak HTTPS."""
+    """The gateway's certificate and key in PEM format; with them it serves HTTPS."""
     token_file: Text | None = None
     """A file on the head node with the token that clients must send."""
     api_key_file: Text | None = None
-    """A file there with keys beside that token, a line each: NAME:KEY. Logs and metrics have the
+    """A file on the head node with further keys, one NAME:KEY per line. Logs and metrics show the
     name."""
     gateways: Annotated[int, Field(ge=1, le=100)] = 1
     max_body_bytes: Annotated[int, Field(ge=1024, le=2**31 - 1)] = 16 * 2**20
@@ -251,7 +251,7 @@ class Fleet(Table):
 def load(path: Path) -> Fleet:
     """Read the fleet's file; a relative path in it is relative to the file's folder.
 
-    Raises `ConfigError` if it cannot be read, is not TOML, or has an invalid field, which is named.
+    Raises `ConfigError` if it cannot be read, is not TOML, or has an invalid field, which it names.
     """
     table = read_toml(path, "fleet file", "file")
     folder = path.parent.absolute()
@@ -273,22 +273,22 @@ def load(path: Path) -> Fleet:
 
 
 def _refuse_equal_names(fleet: Fleet) -> None:
-    """Raises `ConfigError` if a name is two groups'. A gateway may have that: while a group takes
-    another's place."""
+    """Raises `ConfigError` if two groups have the same name. Only a gateway may have that, while
+    one group replaces another."""
     groups = [group.name for group in fleet.workers]
     for names in (groups, [name for group in fleet.workers for name in group.names]):
         for name in names:
             if names.count(name) > 1:
-                raise ConfigError(f"workers.name: {name!r} is there twice; each needs its own")
+                raise ConfigError(f"workers.name: {name!r} is given twice; each needs its own")
     if "gateway" in groups:
-        raise ConfigError("workers.name: 'gateway' is the fleet's own; choose another")
+        raise ConfigError("workers.name: 'gateway' is reserved; choose another")
 
 
 def _make_absolute(table: dict[str, Any], folder: Path, place: str) -> None:
-    """Make the paths in a table absolute. A relative one of a file to read must be there: an
-    absolute one may be on another machine.
+    """Make the paths in a table absolute. A relative path to read must exist; an absolute one may
+    be on another machine.
 
-    Raises `ConfigError` if it is not, or if a folder is where a file is meant.
+    Raises `ConfigError` if it does not exist, or is a folder instead of a file.
     """
 
     def absolute(given: str, name: str) -> str:
@@ -299,7 +299,7 @@ def _make_absolute(table: dict[str, Any], folder: Path, place: str) -> None:
         if name not in _WRITTEN and not is_there and not os.path.isabs(os.path.expanduser(given)):
             raise ConfigError(f"{place}{name}: there is no file {local}")
         if name in _READ and os.path.isdir(local):
-            raise ConfigError(f"{place}{name}: {local} is a folder, where a file is needed")
+            raise ConfigError(f"{place}{name}: {local} is a folder, but a file is needed")
         return str(local)
 
     for name in (*_REFERENCES, *_READ, *_WRITTEN):
@@ -309,6 +309,6 @@ def _make_absolute(table: dict[str, Any], folder: Path, place: str) -> None:
         given = table.get(name, [])
         files = given.split(",") if isinstance(given, str) else given
         if files and isinstance(files, list) and all(isinstance(each, str) for each in files):
-            with contextlib.suppress(ValueError):  # the settings say what is wrong with one
+            with contextlib.suppress(ValueError):  # `settings` reports what is wrong with it
                 made = partial(absolute, name=name)
                 table[name] = [with_path(parsed(each), made) for each in files]

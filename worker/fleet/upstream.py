@@ -1,7 +1,7 @@
-"""One request to one worker, over a connection of its own: HTTP/1.1, as bytes.
+"""One request to one worker, over its own HTTP/1.1 connection.
 
-Runs on the gateway's event loop. Each request opens a new connection. A failed connect then means
-that the worker never saw the request, and no request is sent on a connection that is closing.
+Runs on the gateway's event loop. Each request opens a new connection. This way, a failed connect
+means that the worker never saw the request, and no request is sent on a closing connection.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ HOP_BY_HOP = frozenset(
     (b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade",
      b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"date", b"server")
 )  # fmt: skip
-"""Headers of one connection (RFC 9110, 7.6.1), and those that each server writes itself."""
+"""Headers of a single connection (RFC 9110, 7.6.1), and those that each server sets itself."""
 
-_SHORT = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
-"""With which a connect fails because this side lacks something."""
+_OUT_OF_RESOURCES = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
+"""Error numbers of a connect that fails because this process or machine lacks resources."""
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -41,17 +41,17 @@ class Lost(Exception):
 
 
 class Exchange:
-    """A request under way, and its answer. Any code on the event loop may call `abort`."""
+    """A request in progress, and its response. Any code on the event loop may call `abort`."""
 
     status = 0
-    """Of the answer, once `head` has returned."""
+    """The response's status, once `head` has returned."""
     content = b""
     """The whole body, once `body` has returned."""
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, has_body: bool
     ) -> None:
-        """`has_body`: whether the answer may have one; after a HEAD it ends with its headers."""
+        """`has_body`: whether the response can have a body; after a HEAD it cannot."""
         self._reader, self._writer, self._has_body = reader, writer, has_body
         self._parser = httptools.HttpResponseParser(self)
         self._is_whole = False
@@ -63,16 +63,16 @@ class Exchange:
     async def begin(
         cls, host: str, port: int, method: str, target: bytes, headers: Headers, body: bytes
     ) -> AsyncIterator[Exchange]:
-        """A request that is aborted at the end of the block, if it is still under way.
+        """Send a request, which is aborted at the end of the block if it is still in progress.
 
-        Raises `NotReached` if the connect failed, or took longer than three seconds; `QueueFull` if
-        this side has nothing left for a connection, which says nothing of the worker.
+        Raises `NotReached` if the connect fails or takes longer than three seconds, and `QueueFull`
+        if this side lacks the resources for a connection, whatever the worker's state is.
         """
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 reader, writer = await asyncio.open_connection(host, port)
         except OSError as error:
-            if error.errno in _SHORT:
+            if error.errno in _OUT_OF_RESOURCES:
                 message = f"no connection to a worker can be opened: {error.strerror}"
                 raise QueueFull(message, retry_after_seconds=1) from None
             raise NotReached(str(error)) from None
@@ -82,16 +82,16 @@ class Exchange:
             lines.append(b"content-length: %d" % len(body))
         lines += [b"connection: close", b"", b""]
         writer.write(b"\r\n".join(lines) + body)
-        del body  # it may be large, and the answer take minutes
+        del body  # it may be large, and the response may take minutes
         exchange = cls(reader, writer, has_body=method != "HEAD")
         try:
             yield exchange
         finally:
             exchange.abort()
-            del exchange._parser  # which keeps its exchange, and so the answer
+            del exchange._parser  # it refers to the exchange, and so keeps the response alive
 
     async def head(self) -> None:
-        """Read the status line and the headers; raises `Lost` if the worker has gone."""
+        """Read the status line and headers; raises `Lost` if the worker closes the connection."""
         while not self.status:
             await self._more()
 
@@ -99,7 +99,7 @@ class Exchange:
         return next((value for key, value in self.headers if key == name), b"")
 
     async def chunk(self) -> bytes | None:
-        """What came of the body since the last call; `None` after its end. Raises `Lost`."""
+        """What has arrived of the body since the last call; `None` after its end. Raises `Lost`."""
         while not self._parts:
             if self._is_whole:
                 return None
@@ -154,8 +154,8 @@ async def fetch(
     *,
     is_brief: bool = False,
 ) -> Exchange | None:
-    """A short answer, whole; `None` if it takes longer than five seconds or fails. Where it
-    `is_brief`, it has half a second.
+    """Fetch a short response; `None` if it fails, or takes longer than five seconds, or half a
+    second if `is_brief`.
 
     Raises `QueueFull` as `begin` does.
     """

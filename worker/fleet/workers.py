@@ -1,7 +1,7 @@
-"""The workers that one gateway knows, the choice of one for a request, and the watch over them.
+"""The workers that one gateway knows: their state, the choice of one for a request, and probes.
 
-Ray tells which workers there are (`replica`). The gateway itself counts its requests at each of
-them and notes which can be reached. Everything here runs on the gateway's event loop.
+Ray reports which workers exist (`replica`). The gateway itself counts its requests at each worker,
+and records which can be reached. Everything here runs on the gateway's event loop.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from worker.fleet.upstream import HOP_BY_HOP, Headers, fetch
 
 PROBE_EVERY_SECONDS = 2.0
 MAX_MISSES = 3
-"""Probes in a row without an answer. A silent worker is found after at most 3 · (2 + 5) seconds."""
+"""Consecutive probes without an answer. A silent worker is found within 3 · (2 + 5) seconds."""
 AVOIDED_SECONDS = 2.0
-"""How long a worker that could not be reached gets no request while another is well."""
+"""How long a worker that could not be reached gets no requests while another one is well."""
 _REPLACED = (HOST, CONTENT_LENGTH, EXPECT, LATE_HEAD, AUTHORIZATION, API_KEY, OWNER)
 _OURS = frozenset(each.key for each in _REPLACED)
-"""A client's headers that the gateway replaces."""
+"""The client's headers that the gateway removes or replaces."""
 
 
 @dataclass(eq=False, slots=True)
@@ -46,16 +46,16 @@ class Worker:
     n_slots: int
     """Requests that it runs at once. Each slot keeps its cells until it is needed again."""
     token: str = field(repr=False)
-    """The bearer token that it takes. Only the gateways have it; clients have another."""
+    """The bearer token that it accepts. Only the gateways have it; clients have another."""
     running: list[str | None] = field(default_factory=list)
-    """The keys of this gateway's requests that the worker has now."""
+    """The keys of the requests that the worker has from this gateway."""
     prefixes: dict[str, float] = field(default_factory=dict)
-    """Keys that its slots should hold, least recently used first, each with the time of its use."""
+    """Keys that its slots should hold, least recently used first, with the time of their use."""
     misses: int = 0
-    """Probes in a row that the worker has not answered."""
+    """Consecutive probes that the worker has not answered."""
     avoided_until: float = 0.0
     aborts: set[Callable[[], None]] = field(default_factory=set)
-    """Callables that abort the exchanges under way with this worker."""
+    """Callables that abort the exchanges in progress with this worker."""
 
     @property
     def address(self) -> tuple[str, int]:
@@ -63,7 +63,7 @@ class Worker:
         return parts.hostname or "", parts.port or 80
 
     def headers_for(self, headers: Headers) -> Headers:
-        """A client's headers as this worker gets them: with its host, its token, and who asks."""
+        """A client's headers, changed for this worker: with its host, its token, and the owner."""
         kept = [(k, v) for k, v in headers if k not in HOP_BY_HOP and k not in _OURS]
         host = self.uri.removeprefix("http://").encode()
         token, owner = b"Bearer " + self.token.encode(), owner_of({"headers": headers}).encode()
@@ -78,11 +78,11 @@ class Worker:
 
     @property
     def is_silent(self) -> bool:
-        """Whether it is taken for lost."""
+        """Whether it counts as lost."""
         return self.misses >= MAX_MISSES
 
     def remember(self, key: str) -> None:
-        """Record a request with this key, which takes the least recently used slot."""
+        """Record a request with this key, which uses the least recently used slot."""
         self.prefixes.pop(key, None)
         self.prefixes[key] = time.monotonic()
         if len(self.prefixes) > self.n_slots:
@@ -90,33 +90,34 @@ class Worker:
 
 
 def worker_id(group: str, replica: str) -> str:
-    """The name of the worker that this replica of the group owns."""
+    """The id of the worker that a replica of the group owns."""
     return f"{group}-{replica}"
 
 
 class WorkerTable:
-    """All workers, by their groups, and those that have left these."""
+    """All workers by group, and those that have left their groups."""
 
     def __init__(self) -> None:
         self._groups: dict[str, dict[str, Worker]] = {}
         self._leaving: dict[str, Worker] = {}
-        """Those that have left their groups and answer probes: they end what they have."""
+        """Workers that have left their groups and still answer probes, since they finish their
+        requests."""
 
     def replace(self, group: str, workers: Iterable[Worker]) -> None:
-        """Set the group's workers; one that stays, or is there again, keeps its state."""
+        """Set the group's workers; one that stays or returns keeps its state."""
         self._leaving |= self._groups.get(group, {})
         self._groups[group] = {
             worker.id: self._leaving.pop(worker.id, worker) for worker in workers
         }
 
     def forget_silent(self) -> None:
-        """Forget those that have left their groups and answer no more."""
+        """Forget workers that have left their groups and no longer answer."""
         leaving = self._leaving.items()
         self._leaving = {id: worker for id, worker in leaving if not worker.is_silent}
 
     @property
     def groups(self) -> Set[str]:
-        """Those whose workers were told, also where there are none."""
+        """The groups for which `replace` was called, even if they have no workers."""
         return self._groups.keys()
 
     def workers(self, group: str | None = None) -> list[Worker]:
@@ -124,12 +125,12 @@ class WorkerTable:
         return [worker for workers in groups for worker in workers.values()]
 
     def all_workers(self) -> list[Worker]:
-        """Those that have left their groups too: these take no new request, and may have what one
-        asks for."""
+        """All workers, including those that have left their groups: they accept no new work, but
+        may have what a request asks for."""
         return [*self.workers(), *self._leaving.values()]
 
     def choose(self, group: str, key: str | None, without: Iterable[str]) -> Worker | None:
-        """The worker for a request, not one of `without`; `None` if no other is left."""
+        """The worker for a request, but none of `without`; `None` if no other is left."""
         tried = set(without)
         left = [worker for worker in self.workers(group) if worker.id not in tried]
         candidates = [worker for worker in left if worker.is_well] or left
@@ -144,11 +145,11 @@ class WorkerTable:
 
 
 def _holder(key: str, candidates: Iterable[Worker], most: int) -> Worker | None:
-    """The worker that last computed a prompt with this key, unless it has too much to do.
+    """The worker that last computed a prompt with this key, unless its load is too high.
 
-    The next turn of a conversation, of which no request is running, may take any free slot there.
-    Requests with the same key that run at once are spread: their beginning is worth computing on
-    several workers.
+    If no request with the key is running, as in the next turn of a conversation, any free slot
+    there will do. Concurrent requests with the same key are spread: their prefix is worth computing
+    on several workers.
     """
     holders = [worker for worker in candidates if key in worker.prefixes]
     for worker in sorted(holders, key=lambda worker: worker.prefixes[key], reverse=True):
@@ -159,7 +160,8 @@ def _holder(key: str, candidates: Iterable[Worker], most: int) -> Worker | None:
 
 
 def _newcomer(key: str, candidates: list[Worker], most: int) -> Worker:
-    """The first worker in the key's order with a free slot, else that of the least used slot."""
+    """The first worker in the key's order with an unused slot, else the one with the least recently
+    used slot."""
     light = [worker for worker in candidates if len(worker.running) < most]
     is_shared = any(key in worker.running for worker in candidates)
     for workers in [light] if is_shared else [light, candidates]:
@@ -176,12 +178,12 @@ def _least_loaded(workers: Iterable[Worker]) -> Worker:
 
 
 async def watch(table: WorkerTable) -> None:
-    """Probe all workers for ever, at the same time, and give up those that have fallen silent, also
-    those that have left their groups: Ray is the first to drop a machine that is cut off.
+    """Probe all workers at the same time, again and again, and give up those that fall silent. This
+    includes workers that have left their groups, because Ray drops an unreachable machine first.
 
-    A worker that is suspended, or whose machine is cut off, closes no connection; its streams would
-    hang for ever. `/health` never waits for the engine, so a worker that misses three probes is
-    taken for lost, and its exchanges are aborted.
+    A worker that is suspended or unreachable closes no connection, so its streams would hang for
+    ever. `/health` never waits for the engine, so a worker that misses three probes counts as lost,
+    and its exchanges are aborted.
     """
     while True:
         await asyncio.gather(*map(probe, table.all_workers()))
@@ -192,7 +194,7 @@ async def watch(table: WorkerTable) -> None:
 async def probe(worker: Worker) -> None:
     try:
         answer = await fetch(worker.address, "GET", "/health")
-    except QueueFull:  # of this gateway, not of the worker
+    except QueueFull:  # a limit of this gateway, not of the worker
         return
     worker.misses = 0 if answer is not None else worker.misses + 1
     if worker.is_silent:

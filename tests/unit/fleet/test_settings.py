@@ -102,7 +102,7 @@ def test_a_workers_gpus_are_among_those_that_ray_has_reserved_for_it(
         (WORKERS + "replicas = 0", "workers[0].replicas"),
         (WORKERS + 'backend = "gpu"', "workers[0].backend: it must be one of 'cpu', 'cuda'"),
         (WORKERS + "replicas = [3, 1]", "workers[0].replicas: it is a whole number from"),
-        (WORKERS + "replicas = [1, 2, 3]", "or the least and the most, as [1, 3]"),
+        (WORKERS + "replicas = [1, 2, 3]", "or a minimum and maximum, as [1, 3]"),
         (WORKERS + "replicas = [0, 3]", "workers[0].replicas"),
         (WORKERS + "[workers.scaling]\ntarget = 2", "workers[0]: scaling needs replicas with the"),
         (WORKERS + "replicas = [1, 3]\n[workers.scaling]\ntargets = 2", "did you mean target?"),
@@ -110,16 +110,19 @@ def test_a_workers_gpus_are_among_those_that_ray_has_reserved_for_it(
         (WORKERS + "[workers.settings]\nslot = 1", "slot is not a setting of a worker; did you"),
         (WORKERS + "[workers.settings]\nzork = 1", "of a worker; llorch-cpu --help lists them"),
         (WORKERS + "[workers.settings]\nslots = 0", "--slots is 0; it must be at least 1"),
-        (WORKERS + "[workers.settings]\nport = 1", "port is no setting of a worker here: it"),
+        (WORKERS + "[workers.settings]\nport = 1", "port is not a worker's setting here"),
         (WORKERS + '[workers.settings]\nssl_certfile = "/a"\nssl_keyfile = "/b"', "stands above"),
-        (WORKERS + '[workers.settings]\nuds = "/a"', "uds is not for the file: the fleet sets it"),
+        (
+            WORKERS + '[workers.settings]\nuds = "/a"',
+            "uds cannot be set in the file: the fleet chooses it",
+        ),
         (WORKERS + '[workers.settings]\nworker_token = "x"', "worker_token is a secret"),
-        (WORKERS + WORKERS, "'tiny' is there twice"),
+        (WORKERS + WORKERS, "'tiny' is given twice"),
         (
             WORKERS
             + WORKERS.replace("tiny", "a")
             + '[workers.settings]\nserved_model_name = "tiny"',
-            "'tiny' is there twice",
+            "'tiny' is given twice",
         ),
         ("port = 70000\n" + WORKERS, "port: it must be at most 65535"),
         ("port = true\n" + WORKERS, "port: it must be a whole number"),

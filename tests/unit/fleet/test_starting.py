@@ -262,7 +262,7 @@ def test_an_address_that_is_no_url_is_said_at_once(address: str) -> None:
 
 def test_another_server_at_the_address_is_no_cluster(dashboard: Dashboard) -> None:
     client, _ = dashboard(201)
-    with pytest.raises(WorkerError, match="is no Ray cluster"):
+    with pytest.raises(WorkerError, match="is not a Ray cluster"):
         client.details()
 
 
