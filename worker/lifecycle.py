@@ -198,10 +198,11 @@ class Lifecycle:
         except WorkerError as error:
             self._supervisor.fail(error)
         except Exception as error:
-            told = told_by_system(error)
-            if told is None:
+            refused = told_by_system(error)
+            if refused is None:
                 self._log.error("worker.start_failed", exc_info=error)
-            self._supervisor.fail(told or WorkerError(f"The start failed unexpectedly: {error!r}."))
+            fault = WorkerError(f"The start failed unexpectedly: {error!r}.")
+            self._supervisor.fail(refused or fault)
 
     async def _bring_up(self) -> None:
         """Resolve and load the model, and announce the worker; returns once the pool manager, if

@@ -61,7 +61,7 @@ def run(settings: Settings, *, as_json: bool) -> int:
     """Measure, and print a line for each load.
 
     Raises:
-        WorkerError: the worker did not start, and has said why on stderr, or a request failed.
+        WorkerError: the worker did not start, or a request failed.
         ConfigError: a worker with these settings refuses the benchmark's requests.
     """
     with own_worker(settings, n_slots=_LOADS[-1]) as (url, ready):

@@ -310,18 +310,18 @@ class Gateway(Surface):
         """Liveness or readiness; a gateway without a healthy worker is alive, but not ready."""
         workers = self._table.workers()
         n_well = sum(worker.is_well for worker in workers)
-        told: dict[str, Any] = {"status": "healthy"}
+        body: dict[str, Any] = {"status": "healthy"}
         if asks_for_readiness:
             state = "loading" if not n_well else "busy" if any(w.running for w in workers) else ""
-            told = {"ready": n_well > 0, "state": state or "idle"}
-        told["workers"] = [
+            body = {"ready": n_well > 0, "state": state or "idle"}
+        body["workers"] = [
             {
                 "id": worker.id, "model": worker.group, "running": len(worker.running),
                 "well": worker.is_well, **({"uri": worker.uri} if self._fleet.is_open else {}),
             }
             for worker in workers
         ]  # fmt: skip
-        return json_response(told, 503 if asks_for_readiness and not n_well else 200)
+        return json_response(body, 503 if asks_for_readiness and not n_well else 200)
 
     async def _metrics(self) -> Response:
         """The metrics of all workers, fetched at most twice a second, because anyone can ask."""
@@ -333,13 +333,13 @@ class Gateway(Surface):
         return Response(text, headers={"content-type": CONTENT_TYPE})
 
     async def _exposed(self) -> str:
-        told = await _answers(
+        answers = await _answers(
             self._table.workers(),
             lambda worker: fetch(worker.address, "GET", "/metrics", is_brief=worker.misses > 0),
         )
         texts = {
             (worker.id, worker.group): answer.content.decode(errors="replace")
-            for answer, worker in told
+            for answer, worker in answers
             if answer.status == 200
         }
         return await in_background(partial(merged, texts, dict(self._by_key)))
@@ -392,8 +392,8 @@ class Gateway(Surface):
             if name != CONTENT_LENGTH.key
         }
         if operation.joined is not None and good:
-            told = operation.joined([json.loads(each.content) for each, _ in good])
-            content = dumps(told).encode()
+            joined = operation.joined([json.loads(each.content) for each, _ in good])
+            content = dumps(joined).encode()
         else:
             headers[WORKER.name] = worker.id
         return Response(content, answer.status, headers)

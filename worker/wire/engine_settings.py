@@ -20,9 +20,9 @@ KvType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "
 CPU_INTER_TOKEN_MS, GPU_INTER_TOKEN_MS = 1000.0, 100.0
 """Defaults of `inter_token_target`. On a CPU, a chunk of a prompt may take a second: with 250 ms,
 four times as many tokens of running streams come late, and nothing ends sooner (`arrivals` of
-`make bench`). On an H200, the first token of a 4,000-token prompt that joins a stream of an 8 B
-model comes after 546 ms, and with 50 ms after 652 ms; the stream's longest gap is 100 ms instead of
-45 ms, and 213 ms with llama-server (`join`)."""
+`make bench`). On an H200, a prompt of 4,000 tokens that joins a stream of an 8 B model waits
+546 ms, and with a target of 50 ms 652 ms; the stream's longest gap is 100 ms instead of 45 ms, and
+213 ms with llama-server (`join`)."""
 
 _ROPE_FIELDS = ("rope_freq_", "yarn_")
 """Prefixes of the settings that are fields of `llama_context_params` under the same name."""

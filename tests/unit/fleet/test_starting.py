@@ -270,7 +270,7 @@ def test_applications_of_others_are_left_alone() -> None:
     theirs = {"status": "RUNNING", "deployed_app_config": {"import_path": "shop:app"}}
     by_hand = {"status": "RUNNING", "deployed_app_config": None}
     for app in (theirs, by_hand):
-        with pytest.raises(ConfigError, match="serves shop too"):
+        with pytest.raises(ConfigError, match="also serves shop"):
             deploy.running_config({"applications": {"shop": app}})
     leaving = {"status": "DELETING", "deployed_app_config": None}
     assert deploy.running_config({"applications": {"tiny": leaving}}) is None
