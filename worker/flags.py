@@ -219,7 +219,9 @@ def _add_flag(
     if any(get_origin(each) is tuple for each in get_args(info.annotation)):
         group.add_argument(flag(field), nargs="+", metavar="N", help=text)
         return
-    choices = [each for each in get_args(info.annotation) if isinstance(each, str)]
+    kinds = get_args(info.annotation)
+    words = [word for kind in kinds for word in get_args(kind) or (kind,)]  # of `Literal | None`
+    choices = [word for word in words if isinstance(word, str)]
     metavar = "{" + ",".join(choices) + "}" if choices else _metavar(field, info)
     group.add_argument(flag(field), metavar=metavar, help=text)
     if field in _NONE_FLAGS:
@@ -240,7 +242,7 @@ def shown_default(info: FieldInfo) -> str:
 
 def _metavar(field: str, info: FieldInfo) -> str:
     kinds = (info.annotation, *get_args(info.annotation))
-    if any(kind is float for kind in kinds):
+    if any(kind is float or float in get_args(kind) for kind in kinds):
         return "SECONDS" if "seconds" in (info.description or "") else "NUMBER"
     if any(kind is int or int in get_args(kind) for kind in kinds):
         return "N"
