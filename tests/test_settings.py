@@ -537,12 +537,12 @@ def test_the_help_of_a_subcommand_is_of_the_flags_that_it_is_about(
     text = " ".join(capsys.readouterr().out.split())
     assert "--max-queued-requests" not in text and ("--port" in text or "--slots" in text)
     assert "llorch-cpu --help lists those that are not shown here" in text
+    assert parse_flags("cpu", ["--max-queued-requests", "4"], name)
 
 
 def test_the_help_of_an_optional_setting_shows_its_values_or_their_kind() -> None:
     text = _parser("cpu", None).format_help()
     assert "--pooling {none,mean,cls,last,rank}" in text and "--temperature NUMBER" in text
-    assert parse_flags("cpu", ["--max-queued-requests", "4"], name)
 
 
 def test_a_second_subcommand_is_refused_beside_the_first() -> None:
