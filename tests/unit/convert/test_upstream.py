@@ -108,7 +108,7 @@ Ministral3ForCausalLM Mistral4ForCausalLM""".split()
 
 def test_list_tells_both_ways(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["list", "--families"]) == 0
-    ours, _, others = capsys.readouterr().out.partition("by llama.cpp's own converter")
+    ours, _, others = capsys.readouterr().out.partition("with llama.cpp's own converter")
     assert "LlamaForCausalLM" in ours and "BloomForCausalLM" not in ours
     assert "BloomForCausalLM" in others and "LlamaForCausalLM" not in others.split()
     names = [name for line in ours.splitlines()[:-1] for name in line.split(", ")]
