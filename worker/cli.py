@@ -1,4 +1,4 @@
-"""The entry points of `pyproject.toml`. Nothing else is imported until Ctrl-C can be deferred."""
+"""The entry points in `pyproject.toml`. They import nothing else before they can defer Ctrl-C."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import NoReturn
 
-_MOMENT_SECONDS = 0.01
+_RETURN_SECONDS = 0.01
 """Time for a callback or destructor to return before Ctrl-C is raised again."""
 
 
@@ -26,7 +26,7 @@ def stop_signals() -> tuple[signal.Signals, ...]:
 
 
 @contextmanager
-def interrupted_later() -> Iterator[None]:
+def deferred_interrupts() -> Iterator[None]:
     """Defer `KeyboardInterrupt` to the end of the block. For imports: an exception that is raised
     while a native module initialises may crash the process."""
     received: list[int] = []
@@ -57,7 +57,7 @@ def _command(module: str, function: str, *first: str) -> NoReturn:
     # process if the system refused one.
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
     try:
-        with interrupted_later():
+        with deferred_interrupts():
             run = getattr(importlib.import_module(module), function)
         try:
             code = run(*first, sys.argv[1:])
@@ -67,10 +67,10 @@ def _command(module: str, function: str, *first: str) -> NoReturn:
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     except BrokenPipeError:
-        stop_writing()
+        discard_output()
         sys.exit(128 + signal.SIGPIPE)
     except OSError as error:  # from writing output: commands report all other system errors
-        stop_writing()
+        discard_output()
         with suppress(OSError):
             name = os.path.basename(sys.argv[0])
             print(f"{name}: {error.strerror or error}", file=sys.stderr, flush=True)
@@ -79,7 +79,7 @@ def _command(module: str, function: str, *first: str) -> NoReturn:
         try:
             sys.stderr.flush()
         except OSError:  # at exit, Python would flush again, fail, and exit with 120
-            stop_writing(2)
+            discard_output(2)
 
 
 def _open_standard_files() -> None:
@@ -115,7 +115,7 @@ def _interrupt_again(
         return
 
     def interrupt() -> None:
-        time.sleep(_MOMENT_SECONDS)
+        time.sleep(_RETURN_SECONDS)
         if callable(signal.getsignal(numbers[0])):
             signal.pthread_kill(main_thread, numbers[0])  # also ends a blocking call
 
@@ -123,7 +123,7 @@ def _interrupt_again(
         _thread.start_new_thread(interrupt, ())
 
 
-def stop_writing(number: int = 1) -> None:
+def discard_output(number: int = 1) -> None:
     """Discard what is still buffered for stdout, or for another descriptor, and cannot be
     written."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), number)

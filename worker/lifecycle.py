@@ -30,7 +30,7 @@ from worker.api.http.page import CHAT, NO_CHAT, has_chat
 from worker.api.http.server import Server, server_for
 from worker.api.http.state import AppState
 from worker.background import in_daemon_thread
-from worker.cli import stop_signals, stop_writing
+from worker.cli import discard_output, stop_signals
 from worker.confinement.walls import forbid_core_dumps
 from worker.errors import WorkerError, told_by_system
 from worker.installation import own_version
@@ -108,7 +108,7 @@ def _print(line: str) -> None:
     try:
         print(line, flush=True)
     except OSError:  # the reader has left, or a disk is full; serving goes on
-        stop_writing()
+        discard_output()
 
 
 class Lifecycle:

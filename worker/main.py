@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from worker.cli import interrupted_later, stop_signals
+from worker.cli import deferred_interrupts, stop_signals
 from worker.commands import SUBCOMMANDS
 from worker.devices.cpu import instructions
 from worker.errors import WorkerError, escaped, not_utf8, told_by_system
@@ -54,7 +54,7 @@ def _obey(
 
     logs.configure()
     try:
-        with interrupted_later():
+        with deferred_interrupts():
             act = _prepared(backend, name, argv, engine)
         gc.enable()
         return act() or 0

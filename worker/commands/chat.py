@@ -19,7 +19,13 @@ import httpx
 from rich.status import Status
 
 from worker.commands.console import Console
-from worker.commands.served import CONNECT_SECONDS, client_of, headers_of, lost, own_worker
+from worker.commands.served import (
+    CONNECT_SECONDS,
+    client_of,
+    connection_lost,
+    headers_of,
+    own_worker,
+)
 from worker.errors import WorkerError, escaped
 from worker.settings import Settings
 
@@ -87,7 +93,7 @@ class _Conversation:
                     if line.startswith("data: {"):
                         take(json.loads(line.removeprefix("data: ")), answer, console, waiting)
         except httpx.HTTPError as error:
-            raise lost(error) from error
+            raise connection_lost(error) from error
         except KeyboardInterrupt:  # closing the stream cancels the request
             answer.finish_reason = "stopped"
         if console is None:
@@ -164,7 +170,7 @@ def _model_of(client: httpx.Client) -> str:
             raise WorkerError(_message(response.text))
         return str(response.json()["data"][0]["id"])
     except httpx.HTTPError as error:
-        raise lost(error) from error
+        raise connection_lost(error) from error
     except (ValueError, LookupError, TypeError):
         raise WorkerError(f"What answers at {client.base_url} is not a worker.") from None
 

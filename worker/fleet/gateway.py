@@ -227,10 +227,10 @@ class Gateway(Surface):
             check_deadline=partial(deadline_of, request)
             if 504 in operation.failures
             else lambda: None,
-            only=self._asked_for(head),
+            only=self._named_worker(head),
         )
 
-    def _asked_for(self, head: Scope) -> Worker | None:
+    def _named_worker(self, head: Scope) -> Worker | None:
         """The worker that the request names, if any. It may be draining, since it can still have
         what is asked for, and refuses new work itself."""
         for id in WORKER.all(head):
@@ -298,12 +298,12 @@ class Gateway(Surface):
             return self._state(asks_for_readiness=operation.probe == "readiness")
         if operation.asks == "groups" and not ask.names_model:
             found = [self._table.choose(group.name, None, ()) for group in self._fleet.workers]
-            return await self._of_several([each for each in found if each], ask, operation)
+            return await self._answer_from_several([each for each in found if each], ask, operation)
         if operation.asks == "all":
             if SSE in operation.answers:
                 ask.only = await self._holder(ask)
                 return None
-            return await self._of_all(ask, operation)
+            return await self._answer_from_all(ask, operation)
         return None
 
     def _state(self, *, asks_for_readiness: bool) -> Response:
@@ -347,7 +347,7 @@ class Gateway(Surface):
     async def _holder(self, ask: Ask) -> Worker | None:
         """The worker that has the stream that the request names; of several, the one where it began
         last. `None` if there is none."""
-        heads = await _answers(self._table.all_workers(), partial(_asked, ask, "HEAD"))
+        heads = await _answers(self._table.all_workers(), partial(_forward, ask, "HEAD"))
         began = {
             worker: float(head.header(BEGAN.key) or 0)
             for head, worker in heads
@@ -355,30 +355,30 @@ class Gateway(Surface):
         }
         return max(began, key=began.__getitem__, default=None)
 
-    async def _of_all(self, ask: Ask, operation: Operation) -> Response:
+    async def _answer_from_all(self, ask: Ask, operation: Operation) -> Response:
         """The answer about a job that any worker may have. If this gateway knows which worker has
         the job, it asks only that one."""
         running = self._running(ask.job_id)
         if running is None:
-            return await self._of_several(self._table.all_workers(), ask, operation)
+            return await self._answer_from_several(self._table.all_workers(), ask, operation)
         running.cancelled = True
         deadline = time.monotonic() + FETCH_SECONDS
         with contextlib.suppress(NotReady):
             while running in self._asks and running.worker is not None:
-                answer = await self._of_several([running.worker], ask, operation)
+                answer = await self._answer_from_several([running.worker], ask, operation)
                 if answer.status_code != JobNotFound.status or time.monotonic() > deadline:
                     return answer
                 await asyncio.sleep(UNSEEN_SECONDS)  # it is still reading the job
         ask.refusal = None
         return json_response({"job_id": ask.job_id, "status": "cancelled"}, 202)
 
-    async def _of_several(
+    async def _answer_from_several(
         self, workers: Iterable[Worker], ask: Ask, operation: Operation
     ) -> Response:
         """One answer from those of several workers: joined, or the one of a worker that has what
         was asked for."""
         method = "GET" if ask.method == "HEAD" else ask.method
-        answers = await _answers(workers, partial(_asked, ask, method))
+        answers = await _answers(workers, partial(_forward, ask, method))
         if not answers:
             message = "the fleet has no worker that could answer"
             raise NotReady(message, retry_after_seconds=RETRY_AFTER_SECONDS)
@@ -415,7 +415,7 @@ async def _answers(
     return [(answer, worker) for answer, worker in pairs if answer is not None]
 
 
-def _asked(ask: Ask, method: str, worker: Worker) -> Awaitable[Exchange | None]:
+def _forward(ask: Ask, method: str, worker: Worker) -> Awaitable[Exchange | None]:
     """A worker's answer to the client's request."""
     target, headers = ask.target.decode("latin-1"), worker.headers_for(ask.headers)
     is_brief = worker.misses > 0  # the client waits for the slowest worker

@@ -19,7 +19,7 @@ from collections import deque
 from worker.child_processes import how_it_ended
 from worker.errors import QueueFull, WorkerError
 from worker.fleet.endings import json_object
-from worker.fleet.settings import OURS
+from worker.fleet.settings import FLEET_OWNED
 from worker.fleet.upstream import Exchange, fetch
 from worker.setting_faults import variable_of
 
@@ -35,8 +35,8 @@ def _environment() -> dict[str, str]:
     """The environment without settings that the fleet chooses: whoever started Ray may have set
     them for another worker. A config file stays, because a group's number of slots is read from it
     too."""
-    chosen = {variable_of(name) for name in OURS - {"config"}} | {"MODEL_PATH", "BIND_ADDR"}
-    return {name: value for name, value in os.environ.items() if name.upper() not in chosen}
+    owned = {variable_of(name) for name in FLEET_OWNED - {"config"}} | {"MODEL_PATH", "BIND_ADDR"}
+    return {name: value for name, value in os.environ.items() if name.upper() not in owned}
 
 
 class WorkerProcess:

@@ -37,7 +37,7 @@ GATEWAY_DRAIN_SECONDS = 600
 Seconds = Annotated[float, Field(ge=0, le=86_400)]
 Text = Annotated[str, Field(min_length=1)]
 
-OURS = frozenset(
+FLEET_OWNED = frozenset(
     (
         "host",
         "port",
@@ -55,7 +55,8 @@ OURS = frozenset(
     + tuple(name for name in FIELDS if name.startswith(("callback_", "heartbeat_")))
 )
 """Settings of a worker that the fleet chooses; `settings` in the file cannot set them."""
-_CHOSEN = {name: FIELDS[name].get_default(call_default_factory=True) for name in OURS - {"config"}}
+_UNSET = {n: FIELDS[n].get_default(call_default_factory=True) for n in FLEET_OWNED - {"config"}}
+"""Their defaults, which hide the environment's variables."""
 # Fields and settings that are paths, which can be relative to the folder of the fleet's file.
 _REFERENCES = ("model", "draft")
 KEY_FILES = ("token_file", "api_key_file")
@@ -70,7 +71,7 @@ _SCALED: Mapping[str, Callable[[str], Adapter | ControlVector]] = {
 def settings_of(backend: BackendName, given: Mapping[str, Any]) -> Settings:
     """The settings of a worker in a fleet. The environment's variables for settings that the fleet
     chooses are ignored. Raises `ConfigError`."""
-    return Settings.load(backend, {**_CHOSEN, **given})
+    return Settings.load(backend, {**_UNSET, **given})
 
 
 class Table(BaseModel):
@@ -126,11 +127,11 @@ class WorkerGroup(Table):
     @field_validator("settings")
     @classmethod
     def _are_known(cls, given: dict[str, Any]) -> dict[str, Any]:
-        known = [name for name in FIELDS if name not in ENV_ONLY and name not in OURS]
+        known = [name for name in FIELDS if name not in ENV_ONLY and name not in FLEET_OWNED]
         for name in given:
-            if name in OURS and name in (*Fleet.model_fields, *cls.model_fields):
+            if name in FLEET_OWNED and name in (*Fleet.model_fields, *cls.model_fields):
                 raise ValueError(f"{name} is not a worker's setting here; put it above them")
-            if name in OURS:
+            if name in FLEET_OWNED:
                 raise ValueError(f"{name} cannot be set in the file: the fleet chooses it")
             if name in ENV_ONLY:
                 raise ValueError(f"{name} is a secret: set it in the environment of `up`")
