@@ -307,7 +307,7 @@ def system_words(error: OSError) -> str:
     return described
 
 
-def told_by_system(error: Exception) -> WorkerError | None:
+def system_failure(error: Exception) -> WorkerError | None:
     """The failure to report if the error means that the system refused something, else `None`."""
     if isinstance(error, OSError):
         return WorkerError(system_words(error))

@@ -32,7 +32,7 @@ from worker.api.http.state import AppState
 from worker.background import in_daemon_thread
 from worker.cli import discard_output, stop_signals
 from worker.confinement.walls import forbid_core_dumps
-from worker.errors import WorkerError, told_by_system
+from worker.errors import WorkerError, system_failure
 from worker.installation import own_version
 from worker.models.load_command import load_command
 from worker.models.resolve import BUNDLED, resolve
@@ -198,7 +198,7 @@ class Lifecycle:
         except WorkerError as error:
             self._supervisor.fail(error)
         except Exception as error:
-            refused = told_by_system(error)
+            refused = system_failure(error)
             if refused is None:
                 self._log.error("worker.start_failed", exc_info=error)
             fault = WorkerError(f"The start failed unexpectedly: {error!r}.")

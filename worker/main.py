@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from worker.cli import deferred_interrupts, stop_signals
 from worker.commands import SUBCOMMANDS
 from worker.devices.cpu import instructions
-from worker.errors import WorkerError, escaped, not_utf8, told_by_system
+from worker.errors import WorkerError, escaped, not_utf8, system_failure
 from worker.supervisor.engine_process import EngineProcess
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def _obey(
     except BrokenPipeError:  # handled by `cli`
         raise
     except Exception as error:
-        refused = told_by_system(error)  # a full disk, a missing folder, no more threads
+        refused = system_failure(error)  # a full disk, a missing folder, no more threads
         if refused is None:  # a bug: the log gets the traceback, the user a sentence
             logs.get_logger().error("worker.bug", exc_info=error)
         failure = refused or WorkerError(f"Unexpected {type(error).__name__}: {error}")

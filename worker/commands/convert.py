@@ -20,7 +20,7 @@ from typing import get_args
 from worker.arguments import Parser, add_command, whole_number
 from worker.commands.progress import Reporter, Style
 from worker.convert.output_types import FORMATS
-from worker.errors import ConfigError, ModelError, WorkerError, not_utf8, told_by_system
+from worker.errors import ConfigError, ModelError, WorkerError, not_utf8, system_failure
 from worker.installation import default_cache_dir, own_version
 
 _MOST_THREADS = 1024
@@ -45,7 +45,7 @@ def run(arguments: Sequence[str]) -> int:
         report.failed(not_utf8(error))
         return ConfigError.exit_code
     except (OSError, RuntimeError) as error:
-        if (failure := told_by_system(error)) is None:
+        if (failure := system_failure(error)) is None:
             raise
         if isinstance(error, OSError):
             failure = ModelError(f"{options.command} failed: {failure.message}")

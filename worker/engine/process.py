@@ -30,7 +30,7 @@ from worker.engine.media.decoder import decoder
 from worker.engine.outbox import Outbox
 from worker.engine.start import report_abort, start, walls_for
 from worker.engine.text.renderer import renderer
-from worker.errors import BackendMismatch, EngineCrashed, WorkerError, told_by_system
+from worker.errors import BackendMismatch, EngineCrashed, WorkerError, system_failure
 from worker.llama import library
 from worker.observability.logs import configure, get_logger
 from worker.wire.black_box import BlackBox
@@ -83,7 +83,7 @@ def main() -> None:
         os._exit(error.exit_code)
     except Exception as error:  # a fault of the system (no thread is left) or of the worker itself
         log.exception("engine.start_failed")
-        what = str(told_by_system(error) or f"{type(error).__name__}: {error}").removesuffix(".")
+        what = str(system_failure(error) or f"{type(error).__name__}: {error}").removesuffix(".")
         channel.send([EngineFailed(WorkerError(f"The engine's start failed: {what}."))])
         os._exit(WorkerError.exit_code)
     library.on_abort(partial(report_abort, channel, EngineCrashed, "llama.cpp gave up"))
