@@ -310,7 +310,7 @@ def _native_checks(found: Diagnosis, findings: Findings) -> None:
         found.ok("device", _device_line(chosen))
     if trial := findings.trial:
         found.ok("trial", f"a small model loaded, resident and computing in {trial.seconds} s")
-        walls = ", ".join(f"{wall.name.replace('_', ' ')}: {wall.told}" for wall in trial.walls)
+        walls = ", ".join(f"{wall.name.replace('_', ' ')}: {wall.summary}" for wall in trial.walls)
         (found.ok if all(wall.holds for wall in trial.walls) else found.unknown)("confined", walls)
     if findings.error is not None and findings.step != "plan":
         found.failed(findings.step, findings.error)

@@ -215,7 +215,7 @@ def start(config: LoadModel, walls: Walls, channel: SyncChannel, black_box: Blac
         black_box=black_box,
     )
     library.trim_heap()
-    log.info("engine.confined", **{each.name: each.told for each in info.walls})
+    log.info("engine.confined", **{each.name: each.summary for each in info.walls})
     log.info("engine.loaded", device=info.device, seconds=info.load_seconds)
     return Engine(info, loop, intake, outbox)
 

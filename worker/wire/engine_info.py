@@ -172,7 +172,7 @@ class Wall:
     """What enforces it, or why nothing does."""
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         return self.how if self.holds else f"no: {self.how}"
 
 
