@@ -31,7 +31,7 @@ class Batch:
         self._token, self._pos, self._seq = (_view(each, "i") for each in (token, pos, seq))
         self._logits = _view(logits, "B")
         _view(n_seq, "i")[:] = array("i", [1]) * capacity
-        # `seq_id` is an array of pointers, one to each row's list of sequences, of one element.
+        # `seq_id` has a pointer to each row's list of sequences; here, each list has one element.
         self._lists = np.arange(capacity, dtype=np.uintp) * 4 + ctypes.addressof(seq)
         self._tokens = self.native = library.load().llama_batch(
             token=token,

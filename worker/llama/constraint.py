@@ -31,7 +31,7 @@ _COMPILER_LIMITS: dict[str, Any] = {
     "initial_lexer_fuel": 100_000,
     "max_grammar_size": 20_000,
     "max_items_in_row": 2_000,
-    "precompute_large_lexemes": False,  # takes long, and only makes masks faster
+    "precompute_large_lexemes": False,  # slow, and only makes masks faster
     "verbose_errors": False,
 }
 """Within these limits, a grammar compiles in less than 100 ms or is refused. The time of a mask
@@ -85,7 +85,7 @@ class GrammarVocabulary:
                     self._tokenizer = self._build()
                 except ValueError as error:
                     raise InvalidRequest(
-                        f"answers cannot be held to a form with this model's vocabulary: {error}"
+                        f"answers cannot be constrained with this model's vocabulary: {error}"
                     ) from error
             return self._tokenizer
 

@@ -305,7 +305,7 @@ class Model:
 
     @cached_property
     def _lstripping(self) -> frozenset[str]:
-        """Tokens that take the white space before them along."""
+        """Tokens that strip the white space before them."""
         return frozenset(map(self.token_text, self._tokens_with(_LSTRIP)))
 
     @cached_property

@@ -33,7 +33,7 @@ Breakers = Mapping[int, Sequence[tuple[int, ...]]]
 
 
 def _in_both(left: Indices, ids: Indices) -> tuple[Indices, Indices]:
-    """Where in `left` and where in `ids` the ids are that both have; neither has duplicates."""
+    """The indices in `left` and in `ids` of the ids that are in both; neither has duplicates."""
     _, at, of = np.intersect1d(left, ids, assume_unique=True, return_indices=True)
     return at, of
 

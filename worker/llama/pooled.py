@@ -62,8 +62,8 @@ class PooledContext:
         return vectors
 
     def warm_up(self, text: list[int], most_tokens: int) -> None:
-        """Compute a text; on a GPU, repeat it to `most_tokens`, the most of any text. This
-        takes the most memory, so a device that lacks it fails now and not hours later."""
+        """Compute a text; on a GPU, repeat it to the longest length, `most_tokens`. This takes the
+        most memory, so a device that lacks it fails now and not hours later."""
         n_tokens = most_tokens if self._context.options.offload else len(text)
         self([list(islice(cycle(text), n_tokens))])
 

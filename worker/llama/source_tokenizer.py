@@ -131,7 +131,7 @@ class SourceWords:
 
 
 def any_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """A pattern for the longest of the texts that matches at a place; without texts, none matches.
+    """A pattern that matches the longest of the texts at a position; without texts, it never does.
 
     A vocabulary may have thousands of texts that begin with `<unused`, so the pattern is a trie. To
     try one text after another would take some 50 µs at each `<` of a page, while no other thread

@@ -149,7 +149,7 @@ def test_on_a_processor_all_parts_lie_in_memory(header: GgufHeader) -> None:
     assert (plan.kv_cells, plan.context_length, plan.kv_unified) == (4096, 1024, False)
     assert (plan.slots, plan.model, plan.device) == (4, "the model", "CPU")
     assert plan.fits and not plan.capped and plan.available_bytes == 64 << 30
-    assert plan.kv_reason == "4 slots × 1,024 tokens, a part of the cells for each"
+    assert plan.kv_reason == "4 slots × 1,024 tokens, each with cells of its own"
     unified = planned(header, **whole(kv_unified=True))
     assert unified.kv_reason == "4,096 cells in one pool, as --kv-unified asks"
 

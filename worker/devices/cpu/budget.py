@@ -59,7 +59,7 @@ class CpuBudget:
     memory_total_bytes: int = 0
     """The host's memory, or the limit if that is less."""
     cores: Cores | None = None
-    """`None` where the user has set the number of threads."""
+    """`None` if the user has set the number of threads."""
 
 
 def cpu_budget(override: int | None, root: Path = _HOST) -> CpuBudget:
@@ -69,7 +69,7 @@ def cpu_budget(override: int | None, root: Path = _HOST) -> CpuBudget:
     cores = Cores(_cores([*{*cpus, *online}], root), limits.cpus, limits.cpus_origin)
     threads, derivation = cores.threads(cpus)
     if override is not None:
-        threads, derivation = override, f"set by --threads (the budget alone: {threads})"
+        threads, derivation = override, f"set by --threads (without it: {threads})"
     available, memory_derivation = _memory(limits, root)
     limit = min(filter(None, (limits.memory_bytes, _address_space())), default=None)
     total = min(_host_total_bytes(root), limit or sys.maxsize)

@@ -109,7 +109,7 @@ def divided(cells: int, n_parts: int) -> KvCache:
 def a_part_each(settings: EngineSettings, context_length: int) -> KvCache:
     """Cells for `context_length` tokens in every slot."""
     cells = context_length * settings.slots
-    reason = f"{settings.slots} slots × {context_length:,} tokens, a part of the cells for each"
+    reason = f"{settings.slots} slots × {context_length:,} tokens, each with cells of its own"
     if settings.slots == 1:
         reason = f"{cells:,} cells, as many as one sequence may have"
     elif settings.kv_unified:

@@ -134,7 +134,7 @@ class _Planner:
         self._has_head = settings.speculate == "mtp" and not self._embeds
         if self._has_head and not any(each.name.endswith(_HEAD) for each in header.tensors):
             why = (
-                f"but {self._model_ref} has no layers for multi-token prediction; take a file that "
+                f"but {self._model_ref} has no layers for multi-token prediction; use a file that "
                 "has some (blk.*.nextn.*), or another --speculate"
             )
             raise wrong_value("speculate", settings.speculate, why)

@@ -69,7 +69,7 @@ class Unloaded:
     def lay_out(self, options: ContextOptions) -> Layout:
         """Raises `ConfigError` if the model cannot run with these options."""
         slots = options.n_seq_max
-        role = f"{self._role}'s layers for mtp" if options.mtp == "head" else self._role
+        role = f"{self._role}'s MTP layers" if options.mtp == "head" else self._role
         try:
             context = Context(self._model, options)
         except VramOom as error:
