@@ -125,7 +125,7 @@ def hide_other_cards(settings: EngineSettings) -> tuple[int, ...]:
     that they have from then on.
 
     CUDA's driver touches every visible card, and a broken one ends the process; its indices become
-    those of `nvidia-smi`. ggml's Vulkan shows software devices only if they are named.
+    those of `nvidia-smi`. ggml's Vulkan lists software devices only if they are named explicitly.
     """
     indices, backend = settings.device_indices, BACKENDS[settings.backend]
     if settings.backend == "cuda":

@@ -188,7 +188,7 @@ def on_abort(listener: Callable[[str], None]) -> None:
 
 
 def sentence_of_abort(what: str, message: str) -> str:
-    """The sentence that explains an abort; a {} in `what` becomes the file that is worked on."""
+    """The message for an abort; a {} in `what` is replaced by the file that is worked on."""
     place, _, reason = message.strip().partition(": ")
     return f"{what.format(_worked_on[-1])}: {reason or place}."
 

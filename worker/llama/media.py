@@ -31,7 +31,7 @@ class MediaChunk:
     """A part of a picture or sound, ready to be encoded: one pass through the projector."""
 
     n_tokens: int
-    """The rows of its embeddings, each at a position of its own."""
+    """The number of rows of its embeddings, each with a position of its own."""
     at_once: bool
     """Whether each of its rows sees all others, so that all are computed in one micro-batch."""
     n_positions: int

@@ -269,7 +269,7 @@ class _Planner:
         return self._budget.memory_available_bytes - taken
 
     def _with_states(self, plan: Plan) -> Plan:
-        """Add what saved states of prompts get of the host's remaining memory."""
+        """Give saved states of prompts their part of the host's remaining memory."""
         if self._embeds:
             return plan
         parts = plan.host_parts if self._devices else plan.parts
@@ -486,7 +486,7 @@ class _Planner:
 
 
 def _adapted_bytes(adapter: GgufHeader, base: GgufHeader) -> int:
-    """What each token of a step takes in addition while the widest adapted matrix is computed: the
+    """The extra bytes for each token of a step while the widest adapted matrix is computed: the
     products with both factors, for each expert that is used."""
     n_used = base.largest(constants().Keys.LLM.EXPERT_USED_COUNT) or 1
     rows = (
@@ -498,8 +498,8 @@ def _adapted_bytes(adapter: GgufHeader, base: GgufHeader) -> int:
 
 
 def _with_divisions(plan: Plan) -> Plan:
-    """Name the parts of the plan's pool in its reason. There are none if memory cannot hold what is
-    in the longest while the cells are divided anew; what else finds no room is computed again."""
+    """Name the parts of the plan's pool in its reason; drop them if memory cannot hold the longest
+    part while the cells are moved. Whatever finds no room then is computed again."""
     if not plan.kv_divisions:
         return plan
     if plan.memory_bytes < plan.parts["kv"] // min(plan.kv_divisions):
