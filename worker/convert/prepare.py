@@ -69,7 +69,7 @@ class Conversion:
     metadata: Metadata
     tensors: list[OutputTensor]
     notes: list[str] = field(default_factory=list)
-    """Sentences for the user: what was left out, and known differences from the source's framework."""
+    """Sentences for the user: what was left out, what differs from the source's own framework."""
     vocabulary: Vocabulary | None = None
     """`None` for a projector, and if llama.cpp's own converter read it."""
     scratch: Scratch | None = None
