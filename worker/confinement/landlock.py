@@ -1,7 +1,7 @@
 """Linux's Landlock: after `restrict`, the calling thread can open only the paths that it allowed.
 
 Other threads that exist by then are not bound. Rights that the kernel's version does not know are
-left out. Its package on PyPI has only pre-releases, and three system calls are all it takes.
+left out. The package on PyPI has only pre-releases, and three system calls are all it takes.
 """
 
 from __future__ import annotations

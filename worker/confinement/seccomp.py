@@ -34,8 +34,7 @@ _BYTES = 8
 """Size of an instruction."""
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _NUMBER, _ARCHITECTURE, _FIRST, _SECOND = 0, 4, 16, 24
-"""Offsets in `seccomp_data`: the call's number, the architecture, the low words of the first two
-arguments."""
+"""Offsets in `seccomp_data`: the call, the architecture, the low words of two arguments."""
 _KILL, _ALLOW, _ERROR = 0x80000000, 0x7FFF0000, 0x00050000
 _X32 = 0x40000000
 """Numbers from here on are the same calls in the x32 ABI."""

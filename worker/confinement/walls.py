@@ -65,8 +65,7 @@ class Walls:
             self._raise("system_calls", _restrict_calls)
 
     def close(self) -> tuple[Wall, ...]:
-        """Raise the remaining walls and report all; call it once the model is loaded, when a GPU's
-        driver has made its connections."""
+        """Raise the rest and report all, once the model is loaded and a GPU's driver connected."""
         if self._settings.on_gpu:
             self._raise("system_calls", _restrict_calls)
         return tuple(self._found)

@@ -31,8 +31,7 @@ async def resolve_adapters(
     cache_dir: Path,
     on_progress: OnProgress = lambda progress: None,
 ) -> tuple[Adapter, ...]:
-    """The wanted adapters with the paths and sizes of their GGUFs. A folder holds a PEFT adapter,
-    which is converted into the cache.
+    """The adapters with the paths and sizes of their GGUFs; folders from PEFT are converted.
 
     Raises `ModelError` if an adapter does not exist or does not fit the model.
     """

@@ -88,8 +88,7 @@ def check_checkpoint(folder: Path) -> None:
         what = _fault(folder, "folder")
         raise ModelError(f"The folder {str(folder)!r} {what}.", path=str(folder))
     for path in (folder / name for name in (*CONFIG_FILES, INDEX)):
-        # A link whose target a damaged cache has lost must not count as a file that is absent: the
-        # conversion would silently make another model.
+        # If a dangling link counted as absent, a damaged cache would silently make another model.
         if os.path.lexists(path):
             _check_file(path)
     if not (folder / "config.json").is_file():
@@ -100,7 +99,7 @@ def check_checkpoint(folder: Path) -> None:
 
 
 def no_tokenizer(names: Collection[str]) -> str:
-    """Why these files hold no vocabulary, as the end of a sentence; empty if they do."""
+    """Why these files lack a vocabulary, as the end of a sentence; empty if they have one."""
     if not set(TOKENIZERS).isdisjoint(names):
         return ""
     own = next((name for name in sorted(names) if name.endswith(".tiktoken")), "")
@@ -143,11 +142,8 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def weight_names(present: Collection[str], index: Path) -> list[str]:
-    """The names of the files with the weights, chosen as transformers does.
-
-    `model.safetensors` alone if it is present and not one of the index's shards; else the shards of
-    the index, if there is one; else all `.safetensors` files at the top level.
-    """
+    """The files of the weights as transformers chooses them: `model.safetensors` alone if present
+    and not a shard of the index; else the index's shards; else all top-level `.safetensors`."""
     shards = sorted(set(weight_map(index).values())) if INDEX in present else []
     if _WHOLE in present and _WHOLE not in shards:
         return [_WHOLE]
@@ -158,9 +154,7 @@ def weight_names(present: Collection[str], index: Path) -> list[str]:
 
 def checkpoint_names(present: Collection[str], index: Path) -> list[str]:
     """The files of a repository's checkpoint, the weights last; empty if it has no complete one.
-
-    `present` are all files of the repository; if its index is among them, it lies at `index`.
-    """
+    `present` are all of its files; an index among them is on this disk at `index`."""
     weights = weight_names(present, index)
     if not weights or "config.json" not in present or no_tokenizer(present):
         return []
@@ -172,8 +166,8 @@ def checkpoint_names(present: Collection[str], index: Path) -> list[str]:
 
 
 def weight_map(index: Path) -> dict[str, str]:
-    """The shard of each tensor by the index; raises `ModelError` if it has no such map, or names a
-    file elsewhere."""
+    """The shard of each tensor in the index; raises `ModelError` if it has no map or names a file
+    elsewhere."""
     found = read_json(index).get("weight_map")
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found.values()):
         raise ModelError(f"{index} has no weight_map of tensor and file names", path=str(index))

@@ -65,11 +65,8 @@ def _read_note(note: Path) -> dict[str, object]:
 
 
 def write_whole(path: Path, content: bytes, beside: Path | None = None, mode: int = 0o666) -> None:
-    """Write a file atomically: nobody sees it half written.
-
-    The temporary file is created in `beside`, a folder on the same file system, by default in the
-    file's own. `mode` is subject to the umask.
-    """
+    """Write a file atomically, by way of a file in `beside`, a folder on the same file system, by
+    default the file's own. `mode` is subject to the umask."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = (beside or path.parent) / f"tmp{secrets.token_hex(8)}"
     try:

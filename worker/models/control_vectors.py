@@ -81,6 +81,6 @@ def _add(total: Directions, layout: GgufLayout, scale: float, model: GgufHeader)
             )
         direction = np.fromfile(layout.path, "<f4", width, offset=tensor.offset)
         if not np.isfinite(direction).all():
-            what = f"a number in {tensor.name!r} that is not finite"
-            raise ModelError(f"The control vector {path!r} has {what}.", path=path)
+            text = f"The control vector {path!r} is not finite in {tensor.name!r}."
+            raise ModelError(text, path=path)
         total[layer - 1] += np.float32(scale) * direction

@@ -61,8 +61,7 @@ Reference = str | Path | HubReference
 
 
 def parse(text: str, forms: str = FORMS) -> Reference:
-    """Parse a model reference; raises `ConfigError` naming the wrong part, and the accepted `forms`
-    if none matches."""
+    """Parse a model reference; raises `ConfigError` naming the wrong part or the valid `forms`."""
     if not text or "\0" in text or text != text.strip():
         raise _wrong(text, f"must be {forms}")
     if text.startswith("hf:"):
@@ -130,8 +129,7 @@ def is_projector(name: str) -> bool:
 
 
 def snapshot_of(folder: Path) -> HubReference | None:
-    """The repository and commit of a folder `models--owner--name/snapshots/<commit>` of a hub
-    cache; `None` for any other folder."""
+    """The repository and commit of `models--owner--name/snapshots/<commit>`; else `None`."""
     *_, repo, kind, commit = ("", "", *Path(os.path.abspath(folder)).parts)
     if not repo.startswith("models--") or kind != "snapshots" or not COMMIT.fullmatch(commit):
         return None

@@ -84,13 +84,12 @@ class Registry:
     entries: Mapping[str, RegistryEntry]
 
     def find(self, alias: str, forms: str = reference.FORMS) -> RegistryEntry:
-        """The entry of an alias; raises `ModelError` naming similar ones, and the accepted
-        `forms`."""
+        """The entry of an alias; raises `ModelError` naming similar ones and the `forms`."""
         entry = self.entries.get(alias)
         if entry is not None:
             return entry
         near = difflib.get_close_matches(alias, self.entries, n=3, cutoff=0.5)
-        known = f"did you mean {', '.join(near)}" if near else f"it knows {', '.join(self.entries)}"
+        known = f"did you mean {', '.join(near)}" if near else f"it has {', '.join(self.entries)}"
         raise ModelError(
             f"The model {alias!r} is not in {str(self.file)!r} ({known}) and is not a path on "
             f"this machine; give {forms}.",

@@ -74,8 +74,7 @@ def stored_models(cache_dir: Path) -> list[StoredModel]:
 def select(
     stored: Sequence[StoredModel], keys: Sequence[str], older_than_days: float | None
 ) -> list[StoredModel]:
-    """The entries whose key begins with one of `keys`, and those that were not used for
-    `older_than_days` and that no running worker serves.
+    """The entries with these key prefixes, and unserved ones that were not used for so long.
 
     Raises `ConfigError` for a key that is too short or does not match exactly one entry.
     """

@@ -86,8 +86,7 @@ class PoolClient:
                 )
             if failure is not None:
                 raise CallbackFailed(f"{manager} {failure}.", status=status, attempts=attempt)
-            # Full jitter: a random delay up to a bound that doubles; attempts become more frequent
-            # towards the end of the time.
+            # Full jitter: up to a bound that doubles, and shrinks towards the end of the time.
             longest = min(LONGEST_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2**attempt)
             delay = min(random.uniform(0, longest), remaining / 2)
             _log.warning("callback.retry", attempt=attempt, reason=reason, delay=delay)
@@ -97,11 +96,8 @@ class PoolClient:
     async def post(
         self, url: str, payload: Mapping[str, Any], timeout_seconds: float
     ) -> tuple[int | None, str]:
-        """Post JSON once, without reading the answer's body.
-
-        Returns the status, `None` without an answer, and why the manager did not accept it, empty
-        if it did.
-        """
+        """Post JSON once and read no body; returns the status, `None` without an answer, and why
+        the manager did not accept it, empty if it did."""
         try:
             client = self._client()
         except Exception as error:
@@ -129,8 +125,7 @@ class PoolClient:
         if self._http is None:
             token = self._settings.callback_token
             headers = {"Authorization": f"Bearer {token}"} if token else {}
-            # No message depends on an earlier answer, and cookies that a proxy sets on each would
-            # pile up until messages are rejected.
+            # Cookies that a proxy sets on each answer would pile up until messages are rejected.
             no_cookies = CookieJar(DefaultCookiePolicy(allowed_domains=()))
             # httpx's defaults verify TLS and use the environment's proxies.
             self._http = httpx.AsyncClient(headers=headers, cookies=no_cookies)

@@ -97,7 +97,7 @@ def _shape(payload: Any, fields: _Fields) -> Iterator[str]:
 def _judge_callbacks(incarnation: str, received: list[PoolMessage]) -> Iterator[Breach]:
     for message in received:
         if message.ready_status not in (None, 200):
-            detail = f"/ready answered {message.ready_status} at the callback"
+            detail = f"/ready answered {message.ready_status} during the callback"
             yield Breach("callback after ready", detail)
         if message.payload["protocol"] != "sse":
             yield Breach("callback payload", f"protocol is {message.payload['protocol']!r}")

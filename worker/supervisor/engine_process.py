@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -78,11 +79,7 @@ class EngineProcess:
         """
         if self._process is not None:
             return
-        with (
-            _start_errors(),
-            contextlib.ExitStack() as finally_,
-            contextlib.ExitStack() as unless_spawned,
-        ):
+        with _start_errors(), ExitStack() as finally_, ExitStack() as unless_spawned:
             ours, theirs = socket.socketpair()
             finally_.callback(theirs.close)
             unless_spawned.callback(ours.close)

@@ -38,6 +38,7 @@ from worker.wire.work import InferenceRequest, ProveResidency, Work
 StreamEvent = Started | PromptProgress | PromptScored | Token | End
 
 _log = get_logger()
+_DIFFERENT = "The engine died, and the next one computed a different answer."
 _OUTCOMES: dict[str, Outcome] = {"CANCELLED": "cancelled", "INFERENCE_TIMEOUT": "timeout"}
 
 
@@ -262,7 +263,7 @@ class Job:
 
     def cancel(self) -> None:
         """End the job with `Cancelled`, unless it has ended already."""
-        self._drop(self, Cancelled("The client gave the request up."))
+        self._drop(self, Cancelled("The client gave up the request."))
 
     # --- the supervisor's side ---
 
@@ -332,11 +333,11 @@ class Job:
                 case Token(token_ids=ids) if self._to_replay:
                     self.stage = Stage.PRODUCING
                     if tuple(self._to_replay[: len(ids)]) != ids:
-                        raise EngineCrashed("The engine died, and the next computed otherwise.")
+                        raise EngineCrashed(_DIFFERENT)
                     del self._to_replay[: len(ids)]
                 case Finished():
                     if self._to_replay:
-                        raise EngineCrashed("The engine died, and the next computed otherwise.")
+                        raise EngineCrashed(_DIFFERENT)
                     if self._first_token_at is not None:  # else this engine computed all of it
                         prompt_s = self._first_token_at - self._started_at
                         decode_s = time.monotonic() - self._first_token_at
@@ -398,8 +399,7 @@ class Job:
         if not inbox.n_running and inbox.timer is not None:
             inbox.timer.cancel()
             inbox.timer = None
-        # Refusals are counted where they are reported. Tokenizing, which a request may need before
-        # its own work, is not inference.
+        # Refusals are counted where they are reported; tokenizing is not counted as inference.
         if not self.is_accepted:
             return
         duration_ms = (time.monotonic() - self._submitted_at) * 1000

@@ -24,7 +24,7 @@ class JobTable:
     def __init__(self, settings: Settings) -> None:
         self._limits = settings
         self.slots = settings.engine.slots
-        """The engine's own number once it is known: an embedder has one slot, for any setting."""
+        """The engine's number once it is known: an embedder has one slot, whatever the setting."""
         self.by_id: dict[int, Job] = {}
         """The live jobs in order of submission."""
         self.by_name: dict[str, Job] = {}
@@ -70,8 +70,7 @@ class JobTable:
     def stalled_seconds(self, now: float, intake_at: float, step_at: float) -> float:
         """How long the engine has owed a job its acceptance or a step; 0 if it owes none.
 
-        It last made progress in preparing a request at `intake_at`, and in a step at `step_at`, by
-        the clock of the jobs.
+        It last prepared a request at `intake_at`, and computed at `step_at`, by the jobs' clock.
         """
         longest = 0.0
         for job in self.by_id.values():

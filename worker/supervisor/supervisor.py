@@ -116,7 +116,7 @@ class Supervisor:
             residency_lost=self._residency_lost,
             error=self.fatal.result() if self.fatal.done() else None,
             info=info,
-            stats=self._stats if serves else NO_STATS,  # even while it falls asleep, it sends some
+            stats=self._stats if serves else NO_STATS,  # some come while it falls asleep
             crashes=self._guardian.crashes.latest,
             running_adapters=self._names(running := self._jobs.adapters(with_slot=True)),
             waiting_adapters=self._names(self._jobs.adapters(with_slot=False) - running),
@@ -134,10 +134,8 @@ class Supervisor:
         return [job.activity for job in [j for j in clients if j.has_slot] + waiting]
 
     async def watch_progress(self, silence_seconds: float = 0.0) -> AsyncIterator[Progress]:
-        """Yield the current progress and then each change, until no engine is starting.
-
-        Progress that has not changed for `silence_seconds` is repeated; 0 turns that off.
-        """
+        """Yield the current progress and then each change, until no engine is starting. Progress
+        unchanged for `silence_seconds` is repeated, unless that is 0."""
         while True:
             changed = self.changed
             yield self._progress
@@ -185,10 +183,9 @@ class Supervisor:
         """Admit the work and send it to the engine; raises if it is not admitted.
 
         `deadline` is a time of `time.monotonic()`; an `InferenceRequest` brings its own. Jobs of
-        one request share an `inbox`; without one, the job gets a new inbox. While other jobs of its
-        inbox run, a job is admitted even if the worker drains or its engine has died. `n_more` is
-        the number of jobs of the same request that follow; room is reserved for them. A caller that
-        opens fewer calls `expect_no_more`.
+        one request share an `inbox`. While one of them runs, others are admitted even if the worker
+        drains or its engine has died. Room is reserved for the `n_more` jobs of the request that
+        follow; a caller that opens fewer calls `expect_no_more`.
         """
         inbox, condition = inbox or Inbox(), self._guardian.condition
         self._check_admission(work, condition, goes_on=bool(inbox.n_running))
@@ -216,8 +213,8 @@ class Supervisor:
         return job
 
     async def room(self, inbox: Inbox) -> None:
-        """Wait until the queue has room for the prompt of another job of a request, or until none
-        of the request's jobs run: only those make room for it."""
+        """Wait until the queue has room for the prompt of a request's next job, checking at each
+        event of its running jobs; none running counts as room."""
         most = self._settings.max_queued_prompt_tokens
         while inbox.n_running and self._jobs.queued_prompt_tokens >= most:
             await inbox.news()
@@ -227,9 +224,7 @@ class Supervisor:
         self._jobs.expect_no_more(inbox)
 
     def _check_admission(self, work: Work, condition: Condition, *, goes_on: bool) -> None:
-        """Raise unless the worker takes this work now.
-
-        `goes_on` says that other jobs of the same request are running.
+        """`goes_on` says that other jobs of the same request are running.
 
         Raises:
             ShuttingDown, NotReady: the worker takes no work in this state.

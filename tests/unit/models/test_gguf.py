@@ -200,7 +200,7 @@ def key(name: str, kind: int, raw: bytes) -> bytes:
         (file_with([], [key("general.alignment", 4, struct.pack("<I", 0))]), "power of two"),
         (file_with([], [key("general.alignment", 4, struct.pack("<I", 48))]), "power of two"),
         (file_with([], [key("general.alignment", 8, struct.pack("<Q", 0))]), "not a uint32"),
-        (file_with([], [key("general.name", 4, bytes(4))]), "a string is needed"),
+        (file_with([], [key("general.name", 4, bytes(4))]), "instead of a string"),
         (file_with([], [key("llama.block_count", 5, b"\xff" * 4)]), "not an unsigned integer"),
         (file_with([], [key("llama.pooling_type", 4, b"\x09\0\0\0")]), "unknown pooling type 9"),
         (file_with([], [key("tokenizer.ggml.tokens", 9, struct.pack("<IQ", 4, 1))]), "of strings"),
@@ -240,7 +240,7 @@ def test_each_fault_is_named(tmp_path: Path, content: bytes, words: str) -> None
         ({"overrides": {"llama.expert_count": 1025}}, "1025 experts"),
         ({"overrides": {"llama.expert_used_count": 2}}, "use 2 of 0 experts"),
         ({"overrides": {"tokenizer.ggml.scores": [1.0] * 39}}, "39 float32 values"),
-        ({"overrides": {"llama.attention.layer_norm_rms_epsilon": -1e-6}}, "from 0 on"),
+        ({"overrides": {"llama.attention.layer_norm_rms_epsilon": -1e-6}}, "finite, non-negative"),
         ({"overrides": {"llama.attention.layer_norm_rms_epsilon": math.nan}}, "is nan"),
         ({"vocab": ["a", "b", "a"]}, "only 2 different tokens"),
         ({"vocab": ["a", "b\0c", "b\0d"]}, "only 2 different tokens"),
@@ -310,7 +310,7 @@ def test_split_faults(tmp_path: Path) -> None:
     key = b"split.tensors.count"
     value = first.index(key) + len(key) + 4  # behind its type
     paths[0].write_bytes(first[:value] + b"\x09" + first[value + 1 :])
-    with pytest.raises(ModelError, match="its parts hold 3 tensors where it announces 9"):
+    with pytest.raises(ModelError, match="its parts hold 3 tensors, but it announces 9"):
         read_header(paths[0])
     paths[0].write_bytes(first)
     third = paths[2].read_bytes()

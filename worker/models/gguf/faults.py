@@ -8,10 +8,7 @@ from worker.errors import ModelError
 
 
 def check_magic(path: Path, head: bytes, size: int) -> None:
-    """Raises `ModelError` for a file that is not a GGUF, naming what it is instead.
-
-    `head` are the first 24 bytes, `size` is the file's.
-    """
+    """Raises `ModelError` for a file that is not a GGUF, by its first 24 bytes and its size."""
     if head[:4] == b"GGUF":
         if size < 24:
             raise unusable(path, f"it ends after {size} bytes, inside the header of 24 bytes")

@@ -41,8 +41,8 @@ _PART = re.compile(r"(?P<stem>.*[^/])-\d{5}-of-(?P<count>\d{5})\.gguf")
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader(GgufLayout):
-    """Everything before the weights of a model. If it is split, sizes and tensors are those of all
-    parts together, the rest is from the first part."""
+    """Everything before the weights of a model. Sizes and tensors are those of all parts of a split
+    one, the rest is the first part's."""
 
     parts: tuple[Path, ...]
     """All files of the model in order; only `path` if it is not split."""
@@ -113,8 +113,7 @@ def packed(header: GgufHeader) -> bytes:
 
 
 def current_header(known: bytes | None, path: Path) -> GgufHeader:
-    """The `known` header, if the model's files have not changed since it was read; else it is read
-    again."""
+    """The `known` header if the model's files have not changed since, else one read anew."""
     if known is not None:
         header = msgspec.msgpack.decode(known, type=GgufHeader, dec_hook=_path)
         if header.path == path and tuple(map(version_of, header.parts)) == header.read_from:
@@ -176,9 +175,9 @@ def with_metadata(header: GgufHeader, values: Mapping[str, Scalar]) -> GgufHeade
     """
     if not values:
         return header
-    given = {key.replace("{arch}", header.architecture): value for key, value in values.items()}
+    changes = {key.replace("{arch}", header.architecture): value for key, value in values.items()}
     types = dict(header.types)
-    for key, value in given.items():
+    for key, value in changes.items():
         if key == constants().Keys.General.ALIGNMENT or key.startswith("split."):
             _refuse_override(key, "it describes the file, not the model")
         kind = types.setdefault(key, _TYPES[type(value)])
@@ -188,13 +187,13 @@ def with_metadata(header: GgufHeader, values: Mapping[str, Scalar]) -> GgufHeade
             )
         if not fits(kind, value):
             _refuse_override(key, f"{value!r} is not a {kind}, the type in the file")
-    changed = _header_of(replace(header, metadata={**header.metadata, **given}, types=types))
+    changed = _header_of(replace(header, metadata={**header.metadata, **changes}, types=types))
     pooling_key = constants().Keys.LLM.POOLING_TYPE.format(arch=changed.architecture)
     return replace(
         changed,
         parts=header.parts,
-        pooling="none" if given.get(pooling_key) == 0 else changed.pooling,
-        overridden=given,
+        pooling="none" if changes.get(pooling_key) == 0 else changed.pooling,
+        overridden=changes,
     )
 
 
@@ -232,7 +231,7 @@ def _join_parts(header: GgufHeader, count: int) -> GgufHeader:
         raise unusable(path, f"the tensor {twice[0]!r} occurs in two of its parts")
     expected = header.unsigned(keys.Split.LLM_KV_SPLIT_TENSORS_COUNT)
     if expected != len(tensors):
-        raise unusable(path, f"its parts hold {len(tensors)} tensors where it announces {expected}")
+        raise unusable(path, f"its parts hold {len(tensors)} tensors, but it announces {expected}")
     return replace(
         header,
         parts=tuple(paths),

@@ -73,7 +73,7 @@ def fits(kind: str, value: Scalar) -> bool:
     if isinstance(value, bool):
         return kind == "bool"
     if isinstance(value, float):
-        return kind == "float32"  # the only one that llama.cpp reads as a number with a fraction
+        return kind == "float32"  # llama.cpp reads no float64
     if "int" not in kind:
         return False
     form = next(form for name, form in _NUMBERS.values() if name == kind)
@@ -141,11 +141,11 @@ class GgufLayout:
         """A string; `None` if absent or empty. Raises `ModelError` if it has another type."""
         kind = self.types.get(key, "string")
         if kind != "string":
-            raise unusable(self.path, f"{key} is a {kind} where a string is needed")
+            raise unusable(self.path, f"{key} is a {kind} instead of a string")
         return str(self.metadata.get(key, "")) or None
 
     def unsigned(self, key: str) -> int | None:
-        """A whole number from 0; `None` if absent. Raises `ModelError` if it is anything else."""
+        """A non-negative integer; `None` if absent. Raises `ModelError` if it is anything else."""
         key = self._filled_in(key)
         if key not in self.types:
             return None
@@ -192,7 +192,7 @@ def _reader(path: Path, position: int = 0) -> Iterator[_Reader]:
         raise ModelError(f"The file {str(path)!r} does not exist.", path=str(path)) from None
     except IsADirectoryError:
         raise ModelError(
-            f"{str(path)!r} is a folder where a .gguf file is needed.", path=str(path)
+            f"{str(path)!r} is a folder instead of a .gguf file.", path=str(path)
         ) from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
@@ -276,7 +276,7 @@ class _Reader:
         if version & 0xFFFF == 0:
             raise self.fault("it is big-endian; the worker reads little-endian files")
         if version not in (2, 3):
-            raise self.fault(f"it has GGUF version {version} where 2 or 3 is needed")
+            raise self.fault(f"it has GGUF version {version} instead of 2 or 3")
         n_tensors = self.number(_U64, "the number of tensors")
         n_keys = self.number(_U64, "the number of keys")
         self.check_count("tensors", n_tensors, MAX_TENSORS, 24)

@@ -67,7 +67,7 @@ def check_servable(header: GgufHeader) -> None:
     for key, value in header.metadata.items():
         # llama.cpp asserts this while it computes.
         if key.endswith("_epsilon") and not (isinstance(value, float) and 0 <= value < math.inf):
-            raise unusable(path, f"{key} is {value}, not a number from 0 on")
+            raise unusable(path, f"{key} is {value}, not a finite, non-negative number")
     check_types(header)
     _check_head(header)
     _check_attention(header)
@@ -76,10 +76,7 @@ def check_servable(header: GgufHeader) -> None:
 
 
 def check_overridden(header: GgufHeader, values: Mapping[str, Scalar]) -> GgufHeader:
-    """The header with these values in place of the file's, checked again if there are any.
-
-    Raises as `with_metadata` and `check_servable` do.
-    """
+    """The header with these values in place of the file's, checked again if there are any."""
     changed = with_metadata(header, values)
     if values:
         check_servable(changed)
@@ -163,8 +160,7 @@ def _check_experts(header: GgufHeader) -> None:
 
 
 def _check_vocabulary(header: GgufHeader, tokens: GgufArray) -> None:
-    """Check that the lists beside the vocabulary are long enough, that all of its texts differ, and
-    that a SentencePiece vocabulary has all bytes."""
+    """Check the lists beside the vocabulary, its duplicates, and SentencePiece's byte tokens."""
     keys = constants().Keys.Tokenizer
     for key, item_types in ((keys.SCORES, ("float32", "int32")), (keys.TOKEN_TYPE, ("int32",))):
         array = header.arrays.get(key)

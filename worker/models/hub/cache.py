@@ -68,8 +68,8 @@ class RepoCache:
         written, the next start needs the hub."""
         if revision == commit or self.commit_of(revision) == commit:
             return
-        # If `refs` named a commit whose files are only in the user's own cache, huggingface_hub
-        # would consider the repository damaged.
+        # huggingface_hub would consider the repository damaged if `refs` named a commit that only
+        # the user's own cache has.
         is_here = self.snapshot(commit).is_dir()
         with contextlib.suppress(OSError):
             for folder in ("refs", "revisions"):
@@ -100,11 +100,8 @@ class RepoCache:
         return self.hub_dir, Path(constants.HF_HUB_CACHE)
 
     def find_all(self, commit: str, names: Sequence[str], pin: str | None) -> list[Path] | None:
-        """A model's files, intact and all from one cache, or `None`. `pin` is the SHA-256 of the
-        file, if there is only one.
-
-        The worker's own cache comes first, then the user's cache of the hub.
-        """
+        """A model's files, intact and all from one cache: the worker's, else the user's; or `None`.
+        `pin` is the SHA-256 of the only file."""
         for hub_dir in self._hub_dirs():
             found = [self.find(commit, name, pin, hub_dir) for name in names]
             if None not in found:
@@ -124,7 +121,7 @@ class RepoCache:
     def find_checkpoint(self, commit: str) -> Path | None:
         """A folder of one cache with the commit's complete SafeTensors checkpoint, or `None`."""
         listed = self.files_of(commit)
-        # Other programs may have fetched only a part, which without the list nobody can know.
+        # Other programs may have fetched only a part, which shows only with the list.
         for hub_dir in self._hub_dirs() if listed is not None else (self.hub_dir,):
             folder = hub_dir / self.folder / "snapshots" / commit
             with contextlib.suppress(ModelError):

@@ -93,7 +93,7 @@ class _Download:
         return self.ref.revision or DEFAULT_REVISION
 
     def run(self) -> Downloaded:
-        """The files of the current commit, or of the last complete download if the hub is away."""
+        """The files of the current commit, else of the last complete download."""
         known = self.in_cache(self.revision) if self.ref.is_pinned else None
         if known is not None:
             return known
@@ -116,7 +116,7 @@ class _Download:
             return known
 
     def newest(self) -> Downloaded:
-        """The files of the revision's current commit, by the hub."""
+        """The files of the revision's current commit on the hub."""
         try:
             got = self.gguf(self.ref.file) if self.ref.file is not None else self.repository()
         except OSError as error:
@@ -147,8 +147,7 @@ class _Download:
     def gguf(self, file: str, commit: str | None = None) -> Downloaded:
         """One GGUF, whole or in parts, and its projector."""
         paths, commit = self.fetch(split_names(file), commit or self.revision, self.sha256)
-        # Listed even if no projector is wanted now: a later start may want one, and for a pinned
-        # commit it does not ask the hub.
+        # Even if no projector is wanted now: a later start may want one without asking the hub.
         files = self.cache.files_of(commit) or self.list_files(commit)[1]
         projector = None
         if name := self.projector_of(file, files):
@@ -180,7 +179,7 @@ class _Download:
         return None
 
     def list_files(self, revision: str) -> tuple[str, Mapping[str, int | None]]:
-        """The commit of a revision and its files by the hub, whose list is cached."""
+        """The commit of a revision and all its files; the list is cached."""
         commit, files = list_files(self.ref.repo, revision)
         self.cache.remember_files(commit, files)
         return commit, files
@@ -211,7 +210,7 @@ class _Download:
 
     def one_gguf(self, files: Mapping[str, int | None]) -> str:
         """The repository's only GGUF, the named quantisation, or the one that suits this machine;
-        raises `ModelError` if none of these is determined."""
+        raises `ModelError` if there is no such or no single one."""
         models = models_in(files)
         labels = sorted({each.label for each in models} - {""}) or [each.file for each in models]
         if wanted := (self.ref.quantisation or "").upper():

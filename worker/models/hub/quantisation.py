@@ -15,6 +15,7 @@ from worker.models.gguf.header import split_names
 from worker.models.reference import is_projector
 
 SHARE = 0.5
+"""The share of the memory that a model's weights may fill."""
 _LABEL = re.compile(
     r"(?P<model>.+?)[-._](?P<label>(?:UD-)?(?:[IT]?Q\d\w*|(?:MX|NV)FP4\w*|B?F16|FP?32|FP16))"
 )
@@ -71,13 +72,8 @@ def of_one_model(found: list[Quantisation]) -> list[Quantisation]:
 
 
 def fitting(found: list[Quantisation], room_bytes: int) -> Quantisation | None:
-    """The largest up to Q8_0 that fills at most `SHARE` of the memory; `None` if there is none.
-
-    `found` is sorted by size, as `of_one_model` returns it.
-    """
-    fits = [
-        each
-        for each in found
-        if each.label not in _BEYOND_Q8_0 and each.size_bytes <= SHARE * room_bytes
-    ]
+    """The last one up to Q8_0 that fills at most `SHARE` of the memory; `None` if there is none.
+    `found` is sorted by size, so it is the largest."""
+    usual = [each for each in found if each.label not in _BEYOND_Q8_0]
+    fits = [each for each in usual if each.size_bytes <= SHARE * room_bytes]
     return fits[-1] if fits else None

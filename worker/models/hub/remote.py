@@ -47,7 +47,7 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """The last one means that the file system cannot hold a file of this size."""
 
 _NAME = re.compile(r"\w[\w.+=-]{0,127}", re.ASCII)
-"""A commit or an ETag, which become names of files and folders here."""
+"""Commits and ETags, which become names of files and folders here."""
 _SECONDS = re.compile(r"[0-9]{1,9}")
 """A plausible `Retry-After`; any other is ignored."""
 _Size = Annotated[int, msgspec.Meta(ge=0)]
@@ -98,8 +98,7 @@ def remote_file(repo: str, name: str, revision: str, pin: str | None = None) -> 
 
 
 def list_files(repo: str, revision: str) -> tuple[str, dict[str, int | None]]:
-    """The commit of a revision, and all its files with their sizes, as far as the hub lists sizes;
-    raises `DownloadError`."""
+    """The commit of a revision, and all its files with their known sizes; raises `DownloadError`."""
     commit, files = _with_retries(repo, None, lambda: _listing(repo, revision))
     for name in files:
         if not is_inside_repository(name):

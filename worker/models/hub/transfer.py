@@ -155,8 +155,7 @@ class Transfer:
 
     @contextlib.contextmanager
     def _locked(self, path: Path) -> Iterator[None]:
-        """Hold a file's lock, which excludes other processes; raises `Stopped` if the worker
-        stops."""
+        """Hold a file's lock against other processes; raises `Stopped` if the worker stops."""
         lock = FileLock(path, thread_local=False)
         while not lock.is_locked:
             if self.stop.is_set():
@@ -203,7 +202,7 @@ class _Counter:
         return round(min(100.0, 100 * done / self.total_bytes), 1) if self.total_bytes else 0.0
 
     def add(self, n_bytes: int) -> None:
-        """Count bytes of a transfer; raises an exception to abort it, also if the worker stops."""
+        """Count bytes of a transfer; raises to abort it if it is too long or the worker stops."""
         if self.transfer.stop.is_set():
             raise Stopped
         self.file_bytes += n_bytes
