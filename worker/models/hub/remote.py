@@ -98,7 +98,7 @@ def remote_file(repo: str, name: str, revision: str, pin: str | None = None) -> 
 
 
 def list_files(repo: str, revision: str) -> tuple[str, dict[str, int | None]]:
-    """The commit of a revision, and all its files with their known sizes; raises `DownloadError`."""
+    """A revision's commit, and all its files with their known sizes; raises `DownloadError`."""
     commit, files = _with_retries(repo, None, lambda: _listing(repo, revision))
     for name in files:
         if not is_inside_repository(name):
