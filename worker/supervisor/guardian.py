@@ -226,7 +226,7 @@ class Guardian:
                 self._supervisor.on_pulse()
             if engine.ready_at is None:
                 if self.clock.now() - engine.heard_at > start_patience:
-                    self._kill(f"was silent for {start_patience:.0f} s in its start and was killed")
+                    self._kill(f"was silent for {start_patience:.0f} s at start and was killed")
             elif self._supervisor.stalled_seconds() >= patience:
                 self._kill(f"made no progress for {patience:.1f} s and was killed")
 
