@@ -88,29 +88,29 @@ class PartFields(OpenBody):
 ContentFields = TextOrMany[PartFields]
 
 
-def content_of(given: str | tuple[PartFields, ...] | None, path: str) -> Content | None:
+def content_of(content: str | tuple[PartFields, ...] | None, path: str) -> Content | None:
     """The content of a message; `path` is the path of its field.
 
     Raises:
         InvalidRequest: a picture or sound is not base64, or its URL is of no known form.
     """
-    if given is None:
+    if content is None:
         return None
-    if isinstance(given, str):
-        return (given,) if given else ()
-    parts = (_part_of(part, f"{path}[{index}]") for index, part in enumerate(given))
+    if isinstance(content, str):
+        return (content,) if content else ()
+    parts = (_part_of(part, f"{path}[{index}]") for index, part in enumerate(content))
     return tuple(part for part in parts if part)
 
 
 def _part_of(part: PartFields, path: str) -> str | Medium:
     if (field := _MEDIA.get(part.type)) is None:
         return part.text
-    given, path = getattr(part, field), f"{path}.{field}"
-    if isinstance(given, SoundFields):
-        return medium_of("audio", given.data, f"{path}.data")
-    if isinstance(given, UrlFields):
-        given, path = given.url, f"{path}.url"
-    return named_medium("image" if field == "image_url" else "audio", given, path)
+    medium, path = getattr(part, field), f"{path}.{field}"
+    if isinstance(medium, SoundFields):
+        return medium_of("audio", medium.data, f"{path}.data")
+    if isinstance(medium, UrlFields):
+        medium, path = medium.url, f"{path}.url"
+    return named_medium("image" if field == "image_url" else "audio", medium, path)
 
 
 class FunctionName(OpenBody):
@@ -202,9 +202,9 @@ class CustomFormat(OpenBody):
 
     def form(self, path: str) -> TextForm | None:
         """The form of the text, `None` for any; `path` is this object's path in the request."""
-        if self.type == "text" or (given := self.grammar) is None:
+        if self.type == "text" or (grammar := self.grammar) is None:
             return None
-        return TextForm(given.syntax, given.definition, f"{path}.grammar")
+        return TextForm(grammar.syntax, grammar.definition, f"{path}.grammar")
 
 
 class CustomFields(FunctionName):
@@ -288,9 +288,9 @@ class ChatFields(OpenBody):
 
     @field_validator("chat_template_kwargs")
     @classmethod
-    def _switches(cls, given: JsonObject) -> JsonObject:
+    def _switches(cls, variables: JsonObject) -> JsonObject:
         try:
-            return check_variables(given)
+            return check_variables(variables)
         except ValueError as error:
             raise wrong("type", str(error)) from None
 

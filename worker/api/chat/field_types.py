@@ -46,9 +46,9 @@ FlagOrWord = Annotated[Annotated[Flag, Tag("~flag")] | Annotated[Item, Tag("~tex
 TokenIds = Annotated[Many[TokenId], Field(min_length=1)]
 
 
-def _stops(given: object) -> object:
+def _stops(value: object) -> object:
     """One text or several, without empty ones, which some clients send."""
-    texts = [given] if isinstance(given, str) else given
+    texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list | tuple):
         raise wrong("type", "must be a text or a list of texts")
     return [each for each in texts if each != ""]
@@ -78,10 +78,10 @@ def needed_by(fields: Mapping[str, str]) -> Any:
 def refused(instead: str) -> Any:
     """A validator of a field that is only accepted if empty; `instead` says what to do."""
 
-    def check(given: Any) -> Any:
-        if given:
+    def check(value: Any) -> Any:
+        if value:
             raise wrong("unsupported", f"is not honoured here; {instead}")
-        return given
+        return value
 
     return AfterValidator(check)
 

@@ -209,24 +209,24 @@ class GenerationFields(SamplingFields, OwnFields, BudgetFields):
     @property
     def formats(self) -> tuple[Format, ...]:
         """The forms that llama.cpp's and vLLM's fields ask for, in order of precedence."""
-        given, prefix = self.structured_outputs, "structured_outputs."
+        structured, prefix = self.structured_outputs, "structured_outputs."
         fields: tuple[tuple[str, Any, Callable[[Any, str], Format]], ...] = (
             ("grammar", self.grammar or None, Grammar),  # counts before a schema in llama-server
             ("json_schema", self.json_schema, _json_schema),
             ("guided_json", self.guided_json, _json_schema),
-            (prefix + "json", given.json_, _json_schema),
+            (prefix + "json", structured.json_, _json_schema),
             ("guided_regex", self.guided_regex, Expression),
-            (prefix + "regex", given.regex, Expression),
+            (prefix + "regex", structured.regex, Expression),
             ("guided_choice", self.guided_choice or None, Choices),
-            (prefix + "choice", given.choice or None, Choices),
+            (prefix + "choice", structured.choice or None, Choices),
             ("guided_grammar", self.guided_grammar or None, Grammar),
-            (prefix + "grammar", given.grammar or None, Grammar),
-            (prefix + "json_object", ANY_OBJECT if given.json_object else None, _json_schema),
+            (prefix + "grammar", structured.grammar or None, Grammar),
+            (prefix + "json_object", ANY_OBJECT if structured.json_object else None, _json_schema),
         )
         return tuple(made(value, path) for path, value, made in fields if value is not None)
 
 
-def _json_schema(given: str | JsonObject, path: str) -> JsonSchema:
+def _json_schema(value: str | JsonObject, path: str) -> JsonSchema:
     """The form of a schema, which clients also send as JSON text."""
-    schema = parse_json(given.encode(), path) if isinstance(given, str) else given
+    schema = parse_json(value.encode(), path) if isinstance(value, str) else value
     return JsonSchema(schema, path)

@@ -125,8 +125,8 @@ def _requests(
             f"{len(prompts)} prompts with {asked.n} choices each are {n_wanted} requests; this "
             f"worker runs and queues at most {most}"
         )
-        name, given = ("n", asked.n) if asked.n > 1 else ("prompt", len(prompts))
-        raise invalid([fault(name, "maximum", message, given)])
+        name, value = ("n", asked.n) if asked.n > 1 else ("prompt", len(prompts))
+        raise invalid([fault(name, "maximum", message, value)])
     return tuple(
         InferenceRequest(
             job_id=f"{asked.id}-{index}" if index else asked.id,

@@ -58,26 +58,26 @@ def prompts_of_at_most(most: int) -> Any:
     return Annotated[one | many, Discriminator(_kind_of_prompts)]
 
 
-def prompts_of(given: Any, path: str = "prompt") -> tuple[str | MixedTokens | MarkedPrompt, ...]:
+def prompts_of(value: Any, path: str = "prompt") -> tuple[str | MixedTokens | MarkedPrompt, ...]:
     """The prompts in a field of that type, whose path is `path`.
 
     Raises:
         InvalidRequest: a medium is not base64, or empty.
     """
-    if not isinstance(given, tuple) or any(isinstance(part, int) for part in given):
-        return (_prompt_of(given, path),)
-    return tuple(_prompt_of(each, f"{path}[{index}]") for index, each in enumerate(given))
+    if not isinstance(value, tuple) or any(isinstance(part, int) for part in value):
+        return (_prompt_of(value, path),)
+    return tuple(_prompt_of(each, f"{path}[{index}]") for index, each in enumerate(value))
 
 
 def _prompt_of(
-    given: str | MixedTokens | MarkedText, path: str
+    prompt: str | MixedTokens | MarkedText, path: str
 ) -> str | MixedTokens | MarkedPrompt:
-    if not isinstance(given, MarkedText):
-        return given
-    if not given.multimodal_data:
-        return given.prompt_string
+    if not isinstance(prompt, MarkedText):
+        return prompt
+    if not prompt.multimodal_data:
+        return prompt.prompt_string
     media = (
         medium_of(None, encoded, f"{path}.multimodal_data[{index}]")
-        for index, encoded in enumerate(given.multimodal_data)
+        for index, encoded in enumerate(prompt.multimodal_data)
     )
-    return MarkedPrompt(given.prompt_string, tuple(media), f"{path}.prompt_string")
+    return MarkedPrompt(prompt.prompt_string, tuple(media), f"{path}.prompt_string")

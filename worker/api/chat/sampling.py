@@ -37,39 +37,39 @@ LLAMA_CPP_WINDOW = 64
 """llama.cpp's default of `repeat_last_n`."""
 
 
-def is_token_id(given: Any) -> bool:
-    return type(given) is int and 0 <= given <= MAX_TOKEN_ID
+def is_token_id(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= MAX_TOKEN_ID
 
 
-def _order(given: Any) -> tuple[str, ...]:
-    texts = (given,) if isinstance(given, str) else given
+def _order(value: Any) -> tuple[str, ...]:
+    texts = (value,) if isinstance(value, str) else value
     if not isinstance(texts, list | tuple) or not all(isinstance(each, str) for each in texts):
         raise wrong("type", "must be a list of samplers' names, or a string of their letters")
     try:
-        return order_of(given if isinstance(given, str) else tuple(given))
+        return order_of(value if isinstance(value, str) else tuple(value))
     except ValueError as error:
         raise wrong("unknown", str(error)) from None
 
 
-def _texts(given: Any) -> Any:
+def _texts(value: Any) -> Any:
     """A list of texts. Some clients send it as JSON text, others only its items as JSON."""
-    if isinstance(given, str):
-        written = given if given.lstrip().startswith("[") else f"[{given}]"
+    if isinstance(value, str):
+        written = value if value.lstrip().startswith("[") else f"[{value}]"
         with suppress(InvalidRequest):
-            given = parse_json(written.encode())
-    return [each for each in given if each != ""] if isinstance(given, list) else given
+            value = parse_json(written.encode())
+    return [each for each in value if each != ""] if isinstance(value, list) else value
 
 
-def _biases(given: Any, most: int = MAX_BIAS) -> tuple[tuple[int | str, float], ...]:
+def _biases(value: Any, most: int = MAX_BIAS) -> tuple[tuple[int | str, float], ...]:
     """Biases, from an object of numbers by token or from a list of pairs. A text means all of its
     tokens.
 
     In an object, whose names are texts, digits are a token id; in a pair they are a text, as in
     llama-server.
     """
-    pairs = given
-    if isinstance(given, Mapping):
-        pairs = [(int(key) if _DIGITS.fullmatch(key) else key, it) for key, it in given.items()]
+    pairs = value
+    if isinstance(value, Mapping):
+        pairs = [(int(key) if _DIGITS.fullmatch(key) else key, it) for key, it in value.items()]
     if not isinstance(pairs, Iterable) or isinstance(pairs, str):
         raise wrong("type", "must be an object of numbers by token, or a list of [token, number]")
     found = [_bias(pair, most) for pair in pairs]
@@ -93,19 +93,19 @@ def _bias(pair: Any, most: int) -> tuple[int | str, float]:
     return token, added
 
 
-def _banned(given: Any) -> Any:
+def _banned(value: Any) -> Any:
     """Token ids: a list, or a text with commas between them."""
-    if not isinstance(given, str):
-        return given
-    texts = filter(None, map(str.strip, given.split(",")))
+    if not isinstance(value, str):
+        return value
+    texts = filter(None, map(str.strip, value.split(",")))
     return [int(text) if _DIGITS.fullmatch(text) else text for text in texts]
 
 
-def _is_off(off: Any, given: Any) -> Any:
-    if given != off and given:
+def _is_off(off: Any, value: Any) -> Any:
+    if value != off and value:
         instead = f"leave it out, or turn it off with {off}"
         raise wrong("unsupported", f"belongs to a sampler that is not supported; {instead}")
-    return given
+    return value
 
 
 Order = Annotated[Many[str], BeforeValidator(_order, list[str] | str)]

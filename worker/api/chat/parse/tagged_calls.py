@@ -128,8 +128,8 @@ class TaggedCall:
         while True:
             text, start = source.text, end_of(BLANK, source.text, source.at)
             fits = [header.fit(text, start) for header, _ in self.tags.arguments]
-            given = (fit[0]["key"].strip() for fit in fits if isinstance(fit, tuple))
-            if follow.pattern.match(text, start) or any(key not in self.keys for key in given):
+            keys = (fit[0]["key"].strip() for fit in fits if isinstance(fit, tuple))
+            if follow.pattern.match(text, start) or any(key not in self.keys for key in keys):
                 return True
             may_follow = "more" in fits or follow.may_become(text, start)
             if start - source.at > _MAX_BLANKS_AHEAD or not may_follow:
