@@ -13,7 +13,7 @@ from worker.api.chat.parse.json_values import (
     to_json,
     value,
 )
-from worker.api.chat.parse.source import Source, Steps, unwanted
+from worker.api.chat.parse.source import Source, Steps, ignore
 from worker.api.chat.request import INPUT
 
 _NAMES = ("name", "tool_name", "function")
@@ -117,5 +117,5 @@ def _read_rest(source: Source, deltas: Deltas, name: str) -> Steps[bool]:
     while is_call and not (yield from takes_end(source)):
         if (yield from read_key(source)) is None:
             break
-        yield from value(source, unwanted)
+        yield from value(source, ignore)
     return is_call

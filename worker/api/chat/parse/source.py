@@ -118,8 +118,8 @@ def end_of(pattern: re.Pattern[str], text: str, at: int) -> int:
     return found.end() if found is not None else at
 
 
-def unwanted(text: str) -> None:
-    """Ignores a text that has no meaning, or that its source remembers."""
+def ignore(text: str) -> None:
+    """Take no notice of a text that has no meaning, or that its source remembers."""
 
 
 @dataclass(slots=True)
