@@ -28,7 +28,7 @@ from worker.api.chat.parse.json_calls import (
 )
 from worker.api.chat.parse.json_values import to_json
 from worker.api.chat.parse.literal_calls import Notation
-from worker.api.chat.parse.source import BLANK, Header, Source, Steps, marks_of, ignore
+from worker.api.chat.parse.source import BLANK, Header, Source, Steps, ignore, marks_of
 from worker.api.chat.parse.tagged_calls import TaggedCall, Tags
 from worker.api.chat.request import INPUT
 
