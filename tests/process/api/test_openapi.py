@@ -88,6 +88,15 @@ def test_the_limits_in_it_are_this_workers(document: dict[str, Any], worker: Wor
     assert all(field.get("description") for field in execute["properties"].values())
 
 
+def test_a_description_and_default_belong_to_the_field_even_if_it_may_be_null(
+    document: dict[str, Any],
+) -> None:
+    for schema in document["components"]["schemas"].values():
+        for name, field in schema.get("properties", {}).items():
+            if {"type": "null"} in (parts := field.get("anyOf", [])):
+                assert not any(part.keys() & {"description", "default"} for part in parts), name
+
+
 HEADERS_OF_HTTP = {
     "date", "server", "content-type", "content-length", "transfer-encoding", "cache-control",
     "x-accel-buffering",

@@ -70,6 +70,8 @@ _AS_ZEROS = bytes(48 if 48 <= byte < 58 else 32 for byte in range(256))
 _OF_BASE64 = (string.ascii_letters + string.digits + "+/=").encode()
 _WIDE_NUMBER = re.compile(rb"(?<![0-9.eE+])(?<![eE]-)[0-9]{%d}" % len(_TOO_MANY_DIGITS))
 _NO_CODING = "identity"
+_OF_A_FIELD = ("title", "description", "default")
+"""Keywords of a field's schema that are not about its type."""
 BOM = b"\xef\xbb\xbf"
 
 
@@ -130,7 +132,9 @@ class OpenBody(_Object):
         properties, required = plain.get("properties", {}), plain.get("required", ())
         for name, part in properties.items():
             if name not in required and {"type": "null"} not in part.get("anyOf", ()):
-                properties[name] = {"anyOf": [part, {"type": "null"}]}
+                outer = {key: part[key] for key in _OF_A_FIELD if key in part}
+                inner = {key: value for key, value in part.items() if key not in outer}
+                properties[name] = {**outer, "anyOf": [inner, {"type": "null"}]}
         for field in cls.model_fields.values():
             if isinstance(field.validation_alias, AliasChoices):
                 first, *others = map(str, field.validation_alias.choices)
