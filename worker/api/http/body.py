@@ -98,12 +98,11 @@ class _Object(BaseModel):
             return value
         if len(value) > MAX_FIELDS:
             raise wrong("maxProperties", f"must have at most {MAX_FIELDS} fields")
-        drops = cls._null_is_absent
         # JSON has only one number type, so 1.0 counts as an integer.
         return {
-            name: int(given) if type(given) is float and given.is_integer() else given
-            for name, given in value.items()
-            if given is not None or not drops
+            name: int(each) if type(each) is float and each.is_integer() else each
+            for name, each in value.items()
+            if each is not None or not cls._null_is_absent
         }
 
 
@@ -132,9 +131,8 @@ class OpenBody(_Object):
         properties, required = plain.get("properties", {}), plain.get("required", ())
         for name, part in properties.items():
             if name not in required and {"type": "null"} not in part.get("anyOf", ()):
-                outer = {key: part[key] for key in _OF_A_FIELD if key in part}
-                inner = {key: value for key, value in part.items() if key not in outer}
-                properties[name] = {**outer, "anyOf": [inner, {"type": "null"}]}
+                own = {key: part.pop(key) for key in _OF_A_FIELD if key in part}
+                properties[name] = {**own, "anyOf": [part, {"type": "null"}]}
         for field in cls.model_fields.values():
             if isinstance(field.validation_alias, AliasChoices):
                 first, *others = map(str, field.validation_alias.choices)

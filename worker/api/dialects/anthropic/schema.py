@@ -319,28 +319,28 @@ def _as_error(content: Content) -> Content:
     return (f"Error: {text}", *content[bool(text) :])
 
 
-_READ = ("document", "search_result", "tool_reference")
-"""Blocks that become text."""
+_PARAGRAPHS = ("document", "search_result", "tool_reference")
+"""Blocks that become a paragraph of text."""
 
 
 def _content(content: str | Sequence[TextBlock], path: str) -> Content:
-    """A text, or the texts and pictures of blocks; each block of `_READ` becomes a paragraph."""
+    """A text, or the texts and pictures of blocks; those of `_PARAGRAPHS` become paragraphs."""
     if isinstance(content, str):
         return (content,) if content else ()
     runs: list[list[str] | Medium] = []
-    was_apart = False
+    was_paragraph = False
     for index, block in enumerate(content):
-        if block.type not in ("text", "image", *_READ):
+        if block.type not in ("text", "image", *_PARAGRAPHS):
             continue
-        part, is_apart = _part(block, f"{path}[{index}]"), block.type in _READ
+        part, is_paragraph = _part(block, f"{path}[{index}]"), block.type in _PARAGRAPHS
         last = runs[-1] if runs else None
         if isinstance(part, Medium):
             runs.append(part)
-        elif isinstance(last, list) and (was_apart or is_apart):
+        elif isinstance(last, list) and (was_paragraph or is_paragraph):
             last.append(part)
         else:
             runs.append([part])
-        was_apart = is_apart
+        was_paragraph = is_paragraph
     parts = ("\n\n".join(filter(None, run)) if isinstance(run, list) else run for run in runs)
     return tuple(part for part in parts if part)
 

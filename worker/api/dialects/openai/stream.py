@@ -32,7 +32,7 @@ class _Choices(Answer[Any]):
     form = CHUNK_STREAM
     chunk_object: ClassVar[str]
     answer_object: ClassVar[str]
-    nothing: ClassVar[str]
+    empty: ClassVar[str]
     """The content of a streamed choice without any, as JSON."""
 
     body: GenerationFields
@@ -56,12 +56,12 @@ class _Choices(Answer[Any]):
                 is_last = self.has_ended
                 times = _timings(choice) if is_last or self.body.timings_per_token else ""
                 reason = f'"{choice.finish_reason}"'
-                end = self._chunk(choice, self.nothing, reason=reason, more=times)
+                end = self._chunk(choice, self.empty, reason=reason, more=times)
                 return end + self._ending() if is_last else end
             case Started() | PromptProgress() if self.body.return_progress:
                 times = _timings(choice) if self.body.timings_per_token else ""
                 progress = f',"prompt_progress":{dumps(prompt_progress(choice))}{times}'
-                return self._chunk(choice, self.nothing, more=progress)
+                return self._chunk(choice, self.empty, more=progress)
             case _:
                 return b""
 
@@ -113,7 +113,7 @@ class ChatAnswer(_Choices):
     body: ChatBody
     chunk_object = "chat.completion.chunk"
     answer_object = "chat.completion"
-    nothing = '"delta":{}'
+    empty = '"delta":{}'
 
     def encode(self, choice: Choice, delta: Delta) -> bytes:
         logprobs = "null"
@@ -169,7 +169,7 @@ def _call(call: Block) -> dict[str, Any]:
 class CompletionAnswer(_Choices):
     body: CompletionBody
     chunk_object = answer_object = "text_completion"
-    nothing = '"text":""'
+    empty = '"text":""'
 
     def encode(self, choice: Choice, delta: Delta) -> bytes:
         match delta:
