@@ -1,4 +1,4 @@
-"""`/info` and `/openapi.json`: the facts about this worker that do not change."""
+"""`/info` and `/openapi.json`: facts about this worker, its model and its engine."""
 
 from __future__ import annotations
 
@@ -106,6 +106,6 @@ async def openapi(request: Request, state: AppState) -> Response:
 
 
 OPERATIONS = [
-    Operation("GET", "/info", info, "The worker's fixed properties", {JSON: Info}, quiet=True),
+    Operation("GET", "/info", info, "The worker, its model and its engine", {JSON: Info}, quiet=True),
     Operation("GET", "/openapi.json", openapi, "This document", {JSON: AnyObject}),
 ]

@@ -208,9 +208,10 @@ OPERATIONS = [
         "GET", "/metrics", metrics, "Metrics for Prometheus", {"text/plain": str}, probe="metrics",
     ),
     Operation(
-        "GET", "/status", status, "Current state and requests", {JSON: Status}, quiet=True
+        "GET", "/status", status, "Current state, requests and memory", {JSON: Status}, quiet=True
     ),
     Operation(
-        "GET", "/status/history", history, "Load of the last hour", {JSON: History}, quiet=True
+        "GET", "/status/history", history, "The last hour's load and latencies",
+        {JSON: History}, quiet=True,
     ),
 ]  # fmt: skip

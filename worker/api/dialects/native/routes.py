@@ -101,8 +101,8 @@ OPERATIONS = [
         body=CancelBody, errors=(400, 404, 413, 500), status=202, asks="all", names_job=True,
     ),
     Operation(
-        "POST", "/shutdown", shutdown, "Drain, then exit", {JSON: Done}, status=202,
-        always_json=True, asks="refused",
+        "POST", "/shutdown", shutdown, "Finish running requests, then exit", {JSON: Done},
+        status=202, always_json=True, asks="refused",
     ),
     Operation(
         "POST", "/sleep", sleep, "Unload the model until the next request", {JSON: Done},
