@@ -106,6 +106,6 @@ async def openapi(request: Request, state: AppState) -> Response:
 
 
 OPERATIONS = [
-    Operation("GET", "/info", info, "Facts about worker, model and engine", {JSON: Info}, quiet=True),
+    Operation("GET", "/info", info, "Worker, model and engine", {JSON: Info}, quiet=True),
     Operation("GET", "/openapi.json", openapi, "This document", {JSON: AnyObject}),
 ]
