@@ -118,8 +118,6 @@ class ModelNotFound(WorkerError):
 
 
 class PathNotFound(WorkerError):
-    """The request's path does not exist."""
-
     code = "NOT_FOUND"
     status = 404
 
@@ -255,7 +253,6 @@ class CrashLoop(WorkerError):
 
 
 def flag(field: str) -> str:
-    """The flag of a setting."""
     return "--" + field.replace("_", "-")
 
 

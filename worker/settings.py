@@ -448,10 +448,7 @@ class Settings(_TableFields):
             if self.callback_token and "@" in urlsplit(getattr(self, name) or "").netloc:
                 yield name, "its user and password would be sent instead of LLORCH_CALLBACK_TOKEN"
         if engine.rope_scale is not None and engine.rope_freq_scale is not None:
-            yield (
-                "rope_scale",
-                "--rope-freq-scale, which is 1 divided by it, is given as well: give only one",
-            )
+            yield "rope_scale", "--rope-freq-scale, its reciprocal, is given as well: give only one"
         for name in ("rope_scale", "rope_freq_scale"):
             if engine.rope_scaling == "none" and getattr(self, name) is not None:
                 yield name, "it has no effect with --rope-scaling none"

@@ -96,7 +96,6 @@ class EngineSettings:
 
     @property
     def kv_types(self) -> tuple[KvType, KvType]:
-        """The types of keys and of values."""
         return self.kv_type_k or self.kv_type, self.kv_type_v or self.kv_type
 
     @property
