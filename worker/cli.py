@@ -104,8 +104,8 @@ def _interrupt_again(
     main_thread: int,
     lost: sys.UnraisableHookArgs,
 ) -> None:
-    """Raise a Ctrl-C again that arrived inside a callback or destructor, where Python only prints
-    the exception and continues. `report` is called for all other exceptions."""
+    """Repeat a Ctrl-C that arrived inside a callback or destructor, where Python only prints the
+    exception and continues. `report` is called for all other exceptions."""
     # Whichever is handled: a shell's `&` ignores SIGINT, and event loops have their own handlers.
     numbers = [each for each in stop_signals() if callable(signal.getsignal(each))]
     if not numbers or not issubclass(lost.exc_type, KeyboardInterrupt):
