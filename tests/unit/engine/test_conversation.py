@@ -15,18 +15,9 @@ from hypothesis import strategies as st
 
 from tests.support import clock
 from tests.support.chats import SPECIAL, TEMPLATES, calling, result, user
-from worker.engine.text import chat_template
+from worker.engine.text import chat_template, forms
 from worker.engine.text.chat_template import ChatTemplate
-from worker.engine.text.forms import (
-    assistant,
-    complete,
-    developer,
-    message_of,
-    one_call_a_turn,
-    paired,
-    system,
-    without,
-)
+from worker.engine.text.forms import assistant, developer, message_of, system, without
 from worker.errors import InvalidRequest
 from worker.wire.work import ChatPrompt
 
@@ -275,7 +266,7 @@ def test_a_function_may_leave_out_all_but_its_name(template: ChatTemplate) -> No
 def test_what_a_function_leaves_out_is_added_in_one_order() -> None:
     """A set's order is another in each process: a prompt would not begin as the one before did."""
     tool = {"type": "function", "function": {"name": A}}
-    [whole] = complete({"messages": [], "tools": [tool]})["tools"]
+    [whole] = forms.complete({"messages": [], "tools": [tool]})["tools"]
     parameters = {"type": "object", "properties": {}}
     wanted = {"name": A, "parameters": parameters, "description": ""}
     assert json.dumps(whole["function"]) == json.dumps(wanted)
@@ -340,7 +331,7 @@ def test_results_come_in_the_order_of_their_calls(
 def test_each_call_of_a_turn_of_its_own_has_its_result(ids: tuple[str | None, str | None]) -> None:
     results = [named(result(1, A), ids[0]), named(result(2, B), ids[1])]
     chat = {"messages": [HI, named(calling(call(1), call(2)), *ids), *results]}
-    messages = one_call_a_turn(chat)["messages"]
+    messages = forms.one_call_a_turn(chat)["messages"]
     assert [each["role"] for each in messages] == ["user", *["assistant", "tool"] * 2]
     assert [each["content"] for each in messages if each["role"] == "tool"] == [A, B]
 
@@ -363,7 +354,7 @@ def test_each_result_has_the_id_and_the_name_of_its_call(
 ) -> None:
     calls = named(calling(call(1), call(2)), *ids)
     results = [named(result(1, A), answered[0]), HI, named(result(1, B), answered[1])]
-    *_, first, _, second = paired({"messages": [HI, calls, *results]})["messages"]
+    *_, first, _, second = forms.paired({"messages": [HI, calls, *results]})["messages"]
     assert [first["tool_call_id"], second["tool_call_id"]] == own_ids
     assert first["name"] == second["name"] == "look"
 
@@ -412,8 +403,8 @@ def test_every_call_has_an_id_of_its_own_whatever_clients_call_theirs(
     for ids in turns:
         messages.append(named(calling(*map(call, range(len(ids)))), *ids))
         messages += [named(result(1, A), id) for id in ids]
-    chat = paired({"messages": messages})
-    assert paired(chat) == chat
+    chat = forms.paired({"messages": messages})
+    assert forms.paired(chat) == chat
     messages = chat["messages"]
     called = [each["id"] for message in messages for each in message.get("tool_calls", ())]
     assert [each["tool_call_id"] for each in messages if each["role"] == "tool"] == called
