@@ -894,7 +894,7 @@ def test_a_price_at_which_nothing_is_copied_is_forgotten() -> None:
     assert any(cache.save(slot) for _ in range(200))
     cheap = Price(1.0)
     cheap.per_byte = 0.5
-    cheap.too_dear()
+    cheap.relax()
     assert cheap.per_byte == 0.5, "it is no reason"
 
 

@@ -46,8 +46,8 @@ class Price:
         """Record the time of `n_bytes`. One time that was interrupted does not decide alone."""
         self.per_byte = moved(self.per_byte, seconds / max(n_bytes, 1), NEWEST)
 
-    def too_dear(self) -> None:
-        """It was too high to pay: lower it towards the expected one, as no measurement will."""
+    def relax(self) -> None:
+        """Lower it towards the expected one. It was too high to pay, so no measurement will."""
         self.per_byte = min(self.per_byte, moved(self.per_byte, self._expected, FORGOTTEN))
 
 
@@ -401,7 +401,7 @@ class Cache:
         seconds = self.expected_seconds(slot)
         most = MOST_SECONDS if self.is_busy else _MOST_SECONDS_ALONE
         if not is_awaited and self._copying_seconds + seconds > most:
-            self.copying.too_dear()
+            self.copying.relax()
             return None
         state = State(tokens, slot.scope, int(self._bytes_per_cell * len(tokens)))
         state.snapshots, state.last_used = list(slot.snapshots), slot.last_used

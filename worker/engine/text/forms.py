@@ -132,25 +132,25 @@ def runs_merged(follows: Follows) -> Form:
     return _of_messages(lambda messages: map(_merged, _runs(messages, follows)))
 
 
-def is_of_the_turn(run: list[Message], message: Message) -> bool:
+def continues_turn(run: list[Message], message: Message) -> bool:
     """Whether a message without calls continues a turn. Some templates need roles to alternate."""
     is_turn = message.get("role") in ("user", "assistant")
     has_calls = run[-1].get("tool_calls") or message.get("tool_calls")
     return is_turn and run[-1].get("role") == message["role"] and not has_calls
 
 
-def _calls_after_words(run: list[Message], message: Message) -> bool:
+def _are_calls_after_text(run: list[Message], message: Message) -> bool:
     are_its = run[-1].get("role") == message.get("role") == "assistant"
     return are_its and bool(message.get("tool_calls")) and not run[-1].get("tool_calls")
 
 
-def is_after_result(run: list[Message], message: Message) -> bool:
+def follows_result(run: list[Message], message: Message) -> bool:
     """Whether a user's message follows a result: some templates require an answer between the two,
     but read the user's text as part of the result."""
     return run[0].get("role") == "tool" and message.get("role") == "user"
 
 
-words_with_calls = runs_merged(_calls_after_words)
+text_with_calls = runs_merged(_are_calls_after_text)
 
 
 @_of_messages
@@ -172,7 +172,7 @@ def _split(messages: list[Message]) -> tuple[list[Message], list[Message]]:
     return beginning, messages[len(beginning) :]
 
 
-def one_beginning(chat: Chat, *, of_each_role: bool = False) -> Chat:
+def merged_beginning(chat: Chat, *, of_each_role: bool = False) -> Chat:
     """Merge the leading messages of the system and a developer; with `of_each_role`, only
     neighbours with the same role."""
 
