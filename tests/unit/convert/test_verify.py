@@ -25,7 +25,7 @@ def check(source: Path, file: Path) -> int:
 
 
 def meaning(layout: GgufLayout) -> object:
-    """What the header says, however its bytes say it."""
+    """Return the header's content, independent of its bytes."""
     arrays = {key: (a.item_type, a.read()) for key, a in layout.arrays.items()}
     return layout.metadata, layout.types, arrays, layout.tensors
 
@@ -33,14 +33,14 @@ def meaning(layout: GgufLayout) -> object:
 @pytest.mark.parametrize("outtype", ["q8_0", "f16", "bf16", "f32"])
 @pytest.mark.parametrize("n_changes", [20, pytest.param(200, marks=pytest.mark.long)])
 def test_every_random_change_is_found(outtype: str, n_changes: int, tmp_path: Path) -> None:
-    """Half of the changes are made to metadata and vocabulary, half to weights, whose tensor is
+    """Half of the changes are in metadata and vocabulary, half in weights, where the tensor is
     named."""
     source = checkpoint("llama-3.1", tmp_path)
     target = converted(source, tmp_path / "model.gguf", "--outtype", outtype)
     assert check(source, target) > 10
     layout = read_layout(target)
     whole, said = target.read_bytes(), meaning(layout)
-    end = whole.index(layout.tensors[0].name.encode())  # Of the metadata.
+    end = whole.index(layout.tensors[0].name.encode())  # In the metadata.
     draw, changed = random.Random(f"{outtype} {n_changes}"), tmp_path / "changed.gguf"
     missed = []
     n = 0
@@ -97,7 +97,7 @@ def test_one_bit_of_a_k_quant_is_found_and_its_importance_matrix_asked_for(
 def test_values_below_the_smallest_step_of_a_type_may_be_lost(
     outtype: str, exponent: int, tmp_path: Path
 ) -> None:
-    """As the rows of tokens that no training has seen, of which whole chunks are 1e-24."""
+    """Such as rows of untrained tokens, of which whole chunks are 1e-24."""
     source = Path(shutil.copytree(bundled_folder(), tmp_path / "untrained"))
     header, data = read(source / "model.safetensors")
     values = to_float32(np.frombuffer(data, np.uint16)) * np.float32(2.0**exponent)

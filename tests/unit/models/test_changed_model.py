@@ -1,4 +1,4 @@
-"""What `--override-kv` and `--control-vector` make of a model, before native code sees it."""
+"""The effect of `--override-kv` and `--control-vector` on a model, before native code sees it."""
 
 from __future__ import annotations
 
