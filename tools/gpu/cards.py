@@ -117,7 +117,9 @@ def drivers() -> tuple[Path, Path]:
         for name in ("libvulkan.so.1", "libvulkan_lvp.so")
     ]
     if found[0] is None or found[1] is None:
-        raise NoCards("Mesa's software Vulkan driver is not here (Debian: mesa-vulkan-drivers)")
+        raise NoCards(
+            "Mesa's software Vulkan driver is not installed (Debian: mesa-vulkan-drivers)"
+        )
     _check(found[1])
     return found[0], found[1]
 
