@@ -162,7 +162,7 @@ def stranger(n_before: int, n_words: int) -> Callable[..., list[Prompt]]:
 SHORTEST, LONGEST, COMMON = 20, 1200, 200
 FEWEST_OUT, MOST_OUT = 16, 200
 SHARE_OF_LONG = math.log(LONGEST / SHORTEST) / math.log(LONGEST / COMMON) / 3
-"""Fraction, of the prompts longer than the common prefix, that share it; a third of all."""
+"""Fraction of the prompts longer than the common prefix that share it: a third of all prompts."""
 
 
 def arriving(

@@ -31,7 +31,7 @@ _SOURCE = Path(__file__).with_name("layer.c")
 _SHARE = struct.Struct("8Q")
 """`Share` in `layer.c`: a process's bytes on each card."""
 _LAST_SHARE = 255
-"""Entries of the state file; a process with a GPU takes the first free ones."""
+"""Last entry of the state file; processes with a GPU take the first free ones."""
 
 
 class NoCards(Exception):

@@ -35,7 +35,7 @@ uses its embedding."""
 WHOLE = {"rope_parameters"}
 """Keys whose absence may be an error that names the whole scaling."""
 TOKEN = "_token_id"
-"""Keys that the tokenizer's files define; for RoBERTa's positions see below."""
+"""Suffix of keys that the tokenizer's files define; for RoBERTa's positions see below."""
 
 Made = tuple[Any, ...] | None
 

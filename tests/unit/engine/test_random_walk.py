@@ -34,7 +34,7 @@ from worker.wire.messages import Event, Failed, Finished, Token
 
 KINDS: list[Kind] = ["dense", "windowed", "hybrid", "recurrent", "convolved"]
 N_BACK = {"convolved": 7}
-"""The states kept by memories from which tokens can be removed."""
+"""Number of tokens that can be removed, for the memories that allow it."""
 BYTE_KINDS = {
     "dense": {},
     "windowed": {"window": 12},
