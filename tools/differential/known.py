@@ -36,13 +36,13 @@ class Known(NamedTuple):
     when: Callable[[Asked, Difference], bool] = always
 
 
-def _two_forms(asked: Asked, found: Difference) -> bool:
+def _has_two_formats(asked: Asked, found: Difference) -> bool:
     """Whether the request has two of: a grammar, a schema, a forced call."""
     forms = ("grammar", "json_schema", "response_format", "tools")
     return len({*forms} & set(asked.body or ())) > 1
 
 
-def _typical_of_forbidden(asked: Asked, found: Difference) -> bool:
+def _typical_beside_zeros(asked: Asked, found: Difference) -> bool:
     """Whether typical_p is applied while some tokens already have probability 0."""
     body = asked.body or {}
     forbids = body.get("ignore_eos") or "false" in json.dumps(body.get("logit_bias"))
@@ -53,7 +53,7 @@ def _is_drawn(asked: Asked, found: Difference) -> bool:
     return asked.body.get("temperature", 1) > 0 and asked.body.get("post_sampling_probs") is True
 
 
-def _keeps_the_end(asked: Asked, found: Difference) -> bool:
+def _keeps_a_stop_beginning(asked: Asked, found: Difference) -> bool:
     """Whether there are stops, and the worker's text is llama-server's plus a little more."""
     stops = asked.body.get("stop") or asked.body.get("stop_sequences")
     texts = isinstance(found.theirs, str) and isinstance(found.ours, str)
@@ -144,7 +144,7 @@ def _fits(asked: Asked, found: Difference) -> bool:
     return any(fits)
 
 
-def _is_of_nothing(asked: Asked, found: Difference) -> bool:
+def _is_empty_event(asked: Asked, found: Difference) -> bool:
     """Whether llama-server's event has no text, even if its last one has other fields."""
     if isinstance(found.theirs, dict):
         return not found.theirs.get("content")
@@ -163,7 +163,7 @@ def _numbers(asked: Asked, found: Difference) -> bool:
     return all(isinstance(each, int | float) for each in (found.theirs, found.ours))
 
 
-def _says(*names: str) -> Callable[[Asked, Difference], bool]:
+def _mentions(*names: str) -> Callable[[Asked, Difference], bool]:
     """Whether the request has one of these fields, or contains such a text."""
 
     def check(asked: Asked, found: Difference) -> bool:
@@ -173,7 +173,7 @@ def _says(*names: str) -> Callable[[Asked, Difference], bool]:
     return check
 
 
-def _several(*names: str) -> Callable[[Asked, Difference], bool]:
+def _has_several(*names: str) -> Callable[[Asked, Difference], bool]:
     """Whether the request has several texts to embed, prompts or choices."""
 
     def check(asked: Asked, found: Difference) -> bool:
@@ -186,7 +186,7 @@ def _several(*names: str) -> Callable[[Asked, Difference], bool]:
     return check
 
 
-def _null(asked: Asked, found: Difference) -> bool:
+def _has_null(asked: Asked, found: Difference) -> bool:
     return isinstance(asked.body, dict) and None in asked.body.values()
 
 
@@ -226,7 +226,7 @@ KNOWN = (
         "llama-server sends a token 0 with each progress event",
         ("stream.event*.tokens",),
         "both",
-        when=_says('"return_progress": true'),
+        when=_mentions('"return_progress": true'),
     ),
     Known("slots are not named, because requests do not own them", ("*.id_slot",), "both"),
     Known("a drawn seed is returned, not -1", ("*.generation_settings.seed",), "both"),
@@ -290,14 +290,14 @@ KNOWN = (
         "ignore_eos forbids the ends of generation without a list of them",
         ("*.logit_bias",),
         "both",
-        when=_says("ignore_eos"),
+        when=_mentions("ignore_eos"),
     ),
     # --- counts ---
     Known(
         "all prompts and choices of an answer are counted together",
         ("*.usage.*", "*.timings.*"),
         "both",
-        when=_several("n", "n_cmpl", "prompt"),
+        when=_has_several("n", "n_cmpl", "prompt"),
     ),
     Known(
         "a control token spelled out in a message, document or file is text, so that nobody "
@@ -305,13 +305,13 @@ KNOWN = (
         ("*",),
         "both",
         (*CHATS, "*rerank*", "/infill"),
-        when=_says(CONTROL),
+        when=_mentions(CONTROL),
     ),
     Known(
         "empty instructions count as missing, and so does null",
         ("*",),
         paths=("*/responses*",),
-        when=_says('"instructions": ""', '"instructions": null'),
+        when=_mentions('"instructions": ""', '"instructions": null'),
     ),
     Known(
         "a control token among the likely ones is spelled out, not left empty; half a character "
@@ -324,13 +324,13 @@ KNOWN = (
         "empty events are not sent",
         ("stream.None", "stream.event*"),
         "theirs",
-        when=_is_of_nothing,
+        when=_is_empty_event,
     ),
     Known(
         "the bias of a text is returned as it was sent",
         ("*.generation_settings.logit_bias*",),
         "both",
-        when=_says("logit_bias"),
+        when=_mentions("logit_bias"),
     ),
     Known(
         "an empty text is a string, as at OpenAI, and not null",
@@ -348,13 +348,13 @@ KNOWN = (
         "a template without tools gets them described in words",
         ("*.input_tokens", "*.prompt"),
         paths=CHATS,
-        when=_says('"tools": [{'),
+        when=_mentions('"tools": [{'),
     ),
     Known(
         "llama.cpp's typical_p computes NaN for tokens with probability 0, such as those that "
         "top_n_sigma drops",
         _OF_TEXT,
-        when=_typical_of_forbidden,
+        when=_typical_beside_zeros,
     ),
     Known(
         "each server has its own random numbers",
@@ -371,23 +371,23 @@ KNOWN = (
     Known(
         "a possible beginning of a stop is sent when the answer ends; llama-server drops it",
         _OF_TEXT,
-        when=_keeps_the_end,
+        when=_keeps_a_stop_beginning,
     ),
     Known(
         "an empty stop never matches",
         (*_OF_TEXT, "*.generation_settings.stop"),
-        when=_says('"stop": [""]'),
+        when=_mentions('"stop": [""]'),
     ),
     Known(
         "a schema is not converted to a grammar of llama.cpp",
         ("*.generation_settings.grammar",),
-        when=_says("json_schema", '"schema"', "json_object"),
+        when=_mentions("json_schema", '"schema"', "json_object"),
     ),
     Known(
         "several texts have the same vectors as each alone, unlike in llama-server",
         ("*.embedding*",),
         "both",
-        when=_several("input", "content"),
+        when=_has_several("input", "content"),
     ),
     Known(
         "an error names the wrong field, in the worker's words",
@@ -398,14 +398,14 @@ KNOWN = (
         "content is llama-server's own field, with a different format on each path",
         ("status",),
         paths=("/v1/embeddings",),
-        when=_says("content"),
+        when=_mentions("content"),
     ),
     Known(
         "other files of a project are used whole or refused as too long; llama-server cuts them",
         ("*",),
         "both",
         ("/infill",),
-        when=_says("filename", "input_extra"),
+        when=_mentions("filename", "input_extra"),
     ),
     Known("equal documents may be in any order", ("*.index",), when=_equal_documents),
     Known(
@@ -419,7 +419,7 @@ KNOWN = (
         "of two formats for an answer one counts: a forced call, else the first",
         ("status",),
         paths=CHATS,
-        when=_two_forms,
+        when=_has_two_formats,
     ),
     Known(
         "llama-server has an internal error, as with a grammar that ends where no end is allowed",
@@ -431,7 +431,7 @@ KNOWN = (
             and _fits(asked, found)
         ),
     ),
-    Known("null counts as absent everywhere", ("status",), when=_null),
+    Known("null counts as absent everywhere", ("status",), when=_has_null),
     Known(
         "an answer that max_output_tokens ended is incomplete",
         ("*.status", "*.completed_at", "stream.response.completed", "stream.response.incomplete"),

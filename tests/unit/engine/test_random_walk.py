@@ -59,7 +59,7 @@ ADAPTERS: list[Applied] = [(), (), ((0, 1.0),), ((1, 1.0),), ((0, 0.5), (1, 1.0)
 
 
 def cases(kinds: Iterable[str]) -> list[tuple[Any, tuple[Cells, bool]]]:
-    """Yield the layouts of each kind of memory; only dense models change the division."""
+    """Return the layouts of each kind of memory; only dense models change the division."""
     return [
         (kind, layout)
         for kind in kinds

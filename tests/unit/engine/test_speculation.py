@@ -202,7 +202,7 @@ SAMPLINGS: list[dict[str, Any]] = [
 
 
 def prompts(count: int) -> list[str]:
-    """Yield two texts that repeat themselves, then random ones, half of which quote themselves."""
+    """Return two texts that repeat themselves, then random ones, half of which quote themselves."""
     dice = random.Random(count)
     words = sorted(set(f"{LIST} {STORY}".split()))
     made = [" ".join(dice.choices(words, k=dice.randint(3, 40))) for _ in range(count - 2)]
@@ -481,7 +481,7 @@ def test_guesses_come_back_after_the_process_was_stopped(stops_in: str) -> None:
     sequence = stream(bytes(range(12)) * 2)
 
     def step(more: float = 0.0) -> int:
-        """Return the guesses of a step of a looping text; they take almost no time."""
+        """Return the number of guesses in a step of a looping text; they take almost no time."""
         draft = drafted(machine.speculation, sequence)
         machine.computes(sequence, draft, len(draft), more)
         for _ in range(1 + len(draft)):
@@ -607,7 +607,7 @@ def looked_up(chance: float, n_streams: int, row: float, most: int) -> int:
 
 
 def priced(n_streams: int, row: float) -> Pace:
-    """Set the cost of each additional row to `row` of a plain step."""
+    """Return a pace in which each additional row takes `row` of a plain step."""
     pace = Pace(1.0, 8)
     for n_more in (0, 40):
         pace.measured(n_streams + n_more, 0, 0.02 * (1 + n_more * row))
