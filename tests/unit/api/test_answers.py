@@ -673,7 +673,7 @@ def test_what_was_thought_has_no_log_probabilities_in_the_text() -> None:
 
 @contextmanager
 def no_job_is_kept(worker: ScriptedWorker) -> Iterator[None]:
-    """Check this because a reference cycle of jobs and bodies would wait for a rare collection."""
+    """Check that no job stays alive: a reference cycle would wait for a rare garbage collection."""
 
     def alive() -> int:
         return sum(isinstance(each, Job | Inbox) for each in gc.get_objects())

@@ -485,7 +485,7 @@ async def test_each_pipelined_request_is_told_that_its_client_has_left() -> None
 
 
 async def freed_by_itself(kept: weakref.ref[Any], writer: asyncio.StreamWriter) -> None:
-    """Return whether it is freed once its client has left, without garbage collection."""
+    """Wait until it is freed without garbage collection, once its client has left."""
     gc.collect()
     gc.disable()
     try:
