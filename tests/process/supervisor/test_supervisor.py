@@ -103,6 +103,7 @@ async def test_a_full_queue_says_when_to_come_back(settings: dict[str, int]) -> 
         await submit(supervisor, request("queue", "b"))
         error = await failure_of(submit(supervisor, request("say x", "c")))
         assert isinstance(error, QueueFull)
+        assert error.message == "The queue is full: at most 1 request may wait."
         assert error.details["retry_after_seconds"] >= 1
 
 
