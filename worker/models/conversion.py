@@ -151,7 +151,7 @@ def usable(path: Path, check: Callable[[GgufHeader], None] = check_servable) -> 
 
 @contextlib.contextmanager
 def _writing(folder: Path) -> Iterator[None]:
-    """Report what the system refuses to write into a folder of the cache as `ModelError`."""
+    """Raise `ModelError` if the system refuses to write into a folder of the cache."""
     try:
         yield
     except OSError as error:

@@ -355,11 +355,11 @@ def test_gguf_files_split_ones_and_local_aliases(
     (tmp_path / "plain").mkdir()
     assert "no config.json." in refused("plain", tmp_path).message
     write_gguf(tmp_path / "plain/m.gguf")
-    hint = f"; it holds GGUFs, which are served by path: {tmp_path / 'plain/m.gguf'}"
+    hint = f"; to serve a GGUF in it, give its path: {tmp_path / 'plain/m.gguf'}"
     assert f"no config.json{hint}." in refused("plain", tmp_path).message
     for name in ("mmproj-m.gguf", "n-00001-of-00002.gguf", "n-00002-of-00002.gguf"):
         write_gguf(tmp_path / "plain" / name)
-    hint += ", or n-00001-of-00002.gguf there."
+    hint += " (others: n-00001-of-00002.gguf)."
     assert f"no config.json{hint}" in refused("plain", tmp_path).message
     for name, lacks in (("config.json", "none of "), ("tokenizer.json", "no .safetensors")):
         (tmp_path / "plain" / name).write_text("{}")
