@@ -3,8 +3,8 @@
 This module has both ends. `serve` runs in the program. It forks a server process that answers the
 requests on standard input. The server can open no files, and is killed when a request's time is
 over, whatever native code it is in; then the program answers in its place, and forks the next one.
-Except on Linux, only that time bounds its memory. `BoundedProgram` starts the program and sends it
-requests, on any thread.
+On other systems than Linux, only that time bounds its memory. `BoundedProgram` starts the program
+and sends it requests, on any thread.
 
 A request is its limit of CPU seconds and its size, then as many bytes. An answer is how the request
 ended and a size, then as many bytes. After a failure nobody knows how much of the request has been
@@ -43,8 +43,8 @@ class Ended(Exception):
 
 
 class Gone(Exception):
-    """The program itself has died, for example because the system ran out of memory. The walls of
-    this process do not let it start another."""
+    """The program itself has died, for example because the system ran out of memory. Inside its
+    walls, this process cannot start another."""
 
 
 class BoundedProgram:
@@ -70,7 +70,7 @@ class BoundedProgram:
             pass
 
     def ask(self, request: bytes, seconds: float) -> bytes:
-        """The answer to a request, which may use so many CPU seconds.
+        """The answer to a request, which may use so many `seconds` of CPU time.
 
         Raises:
             Ended: the server was killed or died; the next request gets a new one.
