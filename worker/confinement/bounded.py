@@ -34,8 +34,7 @@ _ANSWERED, _LATE, _DIED, _SKIPPED = range(4)
 
 
 class Ended(Exception):
-    """The server ended without an answer: its time was over, or it died, for example because it
-    needed too much memory."""
+    """The server gave no answer: its time was over, or it died, such as for lack of memory."""
 
     def __init__(self, why: Literal["time", "death"]) -> None:
         super().__init__(why)
@@ -48,8 +47,7 @@ class Gone(Exception):
 
 
 class BoundedProgram:
-    """Starts the program at once, and waits for it at the first request. The program and all that
-    it has forked end with this process."""
+    """Starts the program; the first request waits for it. It and its forks end with this process."""
 
     def __init__(self, module: str, *, is_quiet: bool = False) -> None:
         """`module` is the program's; `is_quiet` discards its standard error."""
