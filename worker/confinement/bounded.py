@@ -47,7 +47,7 @@ class Gone(Exception):
 
 
 class BoundedProgram:
-    """Starts the program; the first request waits for it. It and its forks end with this process."""
+    """Starts the program; the first request waits for it. All its processes end with this one."""
 
     def __init__(self, module: str, *, is_quiet: bool = False) -> None:
         """`module` is the program's; `is_quiet` discards its standard error."""

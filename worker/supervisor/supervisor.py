@@ -458,7 +458,7 @@ class Supervisor:
         last = stream[-1]
         if not isinstance(last, End):
             return job.feed(stream)
-        if job.stage == Stage.SENT and not job.is_internal:  # a proof says nothing about intake
+        if job.stage == Stage.SENT and not job.is_internal:  # a proof can pass a stuck request
             self._intake_at = self._now()
         if not isinstance(last, Failed):
             self._quarantine.absolve(job.work)
