@@ -263,7 +263,7 @@ class Job:
 
     def cancel(self) -> None:
         """End the job with `Cancelled`, unless it has ended already."""
-        self._drop(self, Cancelled("The client gave up the request."))
+        self._drop(self, Cancelled("The client abandoned the request."))
 
     # --- the supervisor's side ---
 
