@@ -101,9 +101,9 @@ def prepare_checked(source: Path, options: Options) -> Conversion:
                 raise unknown(options.pre_tokenizer) from None
             raise
     if checked.differing:
-        sentence = (
+        sentence = (  # `verify` compares it with that in the file, so its words must not change.
             f"token ids differ from the source's for {len(checked.differing)} of {checked.n_texts} "
-            f"test texts: llama.cpp splits differently {checked.reason}, as in "
+            f"test texts: llama.cpp splits otherwise {checked.reason}, as in "
             f"{checked.differing[0]!r}"
         )
         made.metadata[manifest.DIFFERENCE] = sentence

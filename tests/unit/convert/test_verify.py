@@ -12,10 +12,12 @@ import pytest
 from tests.unit.convert.files import converted, read, verified, write, write_importance
 from tests.unit.convert.test_parity import checkpoint
 from worker.commands.progress import Reporter
-from worker.convert import verify
+from worker.convert import manifest, prepare, verify
 from worker.convert.prepare import Options
 from worker.convert.quantize import to_float32
+from worker.convert.tokenizer.check import CheckedTokens
 from worker.errors import ModelError
+from worker.models.gguf.header import read_header
 from worker.models.gguf.layout import GgufLayout, read_layout
 from worker.models.resolve import bundled_folder
 
@@ -129,6 +131,19 @@ def test_a_pre_tokenizer_and_a_name_that_were_given_are_given_again(
     assert verified(source, target, *flags[:2]) == 3
     told = capsys.readouterr().err
     assert "tokenizer.ggml.pre failed" in told and "--pre-tokenizer must be given" in told
+
+
+def test_a_file_of_an_earlier_build_has_the_same_words_for_token_ids_that_differ(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = CheckedTokens(9, ["e\u0301"], "at combining marks")
+    monkeypatch.setattr(prepare.TokenCheck, "check", lambda *_: found)
+    target = converted(bundled_folder(), tmp_path / "model.gguf")
+    assert read_header(target).metadata[manifest.DIFFERENCE] == (
+        "token ids differ from the source's for 1 of 9 test texts: llama.cpp splits otherwise at "
+        "combining marks, as in 'e\u0301'"
+    )
+    assert check(bundled_folder(), target) > 10
 
 
 def test_a_key_that_one_side_lacks_is_told_as_that(
