@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.unit.convert.check_here import CheckHere
 from tests.unit.convert.files import converted, read, verified, write, write_importance
 from tests.unit.convert.test_parity import checkpoint
 from worker.commands.progress import Reporter
-from worker.convert import manifest, prepare, verify
+from worker.convert import manifest, verify
 from worker.convert.prepare import Options
 from worker.convert.quantize import to_float32
 from worker.convert.tokenizer.check import CheckedTokens
@@ -137,7 +138,7 @@ def test_a_file_of_an_earlier_build_has_the_same_words_for_token_ids_that_differ
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = CheckedTokens(9, ["e\u0301"], "at combining marks")
-    monkeypatch.setattr(prepare.TokenCheck, "check", lambda *_: found)
+    monkeypatch.setattr(CheckHere, "check", lambda *_: found)
     target = converted(bundled_folder(), tmp_path / "model.gguf")
     assert read_header(target).metadata[manifest.DIFFERENCE] == (
         "token ids differ from the source's for 1 of 9 test texts: llama.cpp splits otherwise at "
