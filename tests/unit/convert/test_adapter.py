@@ -103,7 +103,7 @@ def test_other_kinds_are_refused_by_name(
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("base_model.model.model.layers.0.self_attn.x_proj.lora_A.weight", "lacks two matrices"),
+        ("base_model.model.model.layers.0.self_attn.x_proj.lora_A.weight", "needs two matrices"),
         ("base_model.model.lm_head.lora_embedding_A", "not a matrix of a LoRA"),
         ("base_model.model.model.layers.0.self_attn.q_proj.bias", "not a matrix of a LoRA"),
     ],

@@ -17,8 +17,8 @@ LARGEST_SHARE = 4
 CELLS_STEP = 256
 """llama.cpp rounds context lengths up to multiples of this."""
 MOST_BACK = 7
-"""The most guesses that can be taken back from a recurrent state, if speculation is on: each takes
-the memory of one more state per slot."""
+"""The most guesses that can be taken back from a recurrent state, if a kind of guesses is chosen:
+each takes the memory of one more state per slot."""
 STATES_AHEAD = 64
 """Hidden states that are kept beside those of a micro-batch: of the last tokens and of guesses."""
 _SHORTEST_PART = 512
