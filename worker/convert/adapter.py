@@ -175,7 +175,7 @@ def _placed(module: str, a: Matrix, b: Matrix, base: GgufHeader, path: Path) -> 
 
 def _rules(module: str, base: GgufHeader, there: Set[str], path: Path) -> list[tuple[Into, str]]:
     """The rules for the module's weight, with the names in the GGUF. Several families may have the
-    same architecture: the first whose names are all in `there` is used."""
+    same architecture: the first whose names are all in `there` is used, else the first."""
     at, found = Place.of(f"{module}.weight"), []
     for family in FAMILIES:
         rules = family.becomes(at.form) if family.architecture == base.architecture else None

@@ -56,7 +56,7 @@ _SCALE_ERROR = 2.0**-25
 """The largest rounding error of a tiny scale: half of float16's smallest step. It allows for rows
 near zero, such as the embeddings of tokens that training never saw."""
 _FLAG_HINTS = {
-    key: f"; {flag} must be given as it was to the conversion"
+    key: f"; {flag} must be given, or not, as it was to the conversion"
     for key, flag in (
         (Keys.General.NAME, "--name"),
         (Keys.Tokenizer.PRE, "--pre-tokenizer"),

@@ -13,7 +13,7 @@ from worker.wire.engine_settings import EngineSettings
 POOLED_AT_ONCE = 32
 """The most texts in one decode of a model that pools."""
 LARGEST_SHARE = 4
-"""The KV of a sequence is stored only if this many of its size fit into the store's limit."""
+"""The KV of a sequence is stored only if the store's limit is at least this many times as large."""
 CELLS_STEP = 256
 """llama.cpp rounds context lengths up to multiples of this."""
 MOST_BACK = 7
