@@ -160,7 +160,7 @@ class GenerationFields(SamplingFields, OwnFields, BudgetFields):
         0, description="a line after the first with fewer blanks at its start ends the answer"
     )
     t_max_predict_ms: Limit = Field(
-        0, description="a line's end ends the answer this many ms after its first text; 0 = never"
+        0, description="a line's end this many ms after the first text ends the answer; 0 = never"
     )
     timings_per_token: Flag = Field(
         False, description="adds timings to each chunk of a stream that has a part of the answer"
