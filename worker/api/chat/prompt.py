@@ -42,7 +42,7 @@ def chat_prompt(chat: Chat, state: AppState, choice: ReasoningChoice | None = No
     if chat.continues:
         last = chat.messages[-1]
         if last.tool_calls:
-            raise refusal(path, "conflict", "must not end with a call; only its result can follow")
+            raise refusal(path, "conflict", "must not end with a call if the answer continues it")
         if last.role not in ("assistant", "user"):
             what = "must be assistant or user if the answer continues this message"
             raise refusal(f"{path}[{len(chat.messages) - 1}].role", "enum", what)
