@@ -74,6 +74,13 @@ def test_a_way_leads_through_what_is_there(way: str) -> None:
         assert sources and (not method or any(f"def {method}(" in each for each in sources)), step
 
 
+@pytest.mark.parametrize("page", [*TEXTS, "CONTRIBUTING.md", "worker/convert/README.md"])
+def test_a_path_that_a_page_names_exists(page: str) -> None:
+    text = (ROOT / page).read_text("utf-8")
+    named = re.findall(r"`((?:worker|tests|tools|builds)/[\w/.*-]+?)(?:/…)?`", text)
+    assert [path for path in named if not any(ROOT.glob(path))] == []
+
+
 def test_the_readme_is_read_in_one_sitting() -> None:
     assert README.count("\n") <= 150
 
