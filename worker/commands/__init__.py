@@ -29,7 +29,7 @@ SUBCOMMANDS: Mapping[str, Subcommand] = {
         _OF_A_PLAN,
     ),
     "chat": Subcommand(
-        "Chat in the terminal with the running worker, or with a new one if none runs.",
+        "Chat in the terminal with the running worker; start one if none runs, or for --model.",
         ("model", "server"),
         needs_engine=False,  # the running worker may be elsewhere
     ),

@@ -261,9 +261,8 @@ def _parser() -> argparse.ArgumentParser:
 
     cache = add_command(commands, "cache", "list downloads and conversions, or remove some")
     _add_cache_dir(cache, "the cache folder (default: the worker's)")
-    cache.add_argument(
-        "--remove", nargs="+", default=[], metavar="KEY", help="remove models whose keys begin so"
-    )
+    text = "remove models whose keys begin with KEY"
+    cache.add_argument("--remove", nargs="+", default=[], metavar="KEY", help=text)
     cache.add_argument(
         "--older-than",
         type=_days,
