@@ -130,7 +130,7 @@ class WorkerGroup(Table):
         known = [name for name in FIELDS if name not in ENV_ONLY and name not in FLEET_OWNED]
         for name in given:
             if name in FLEET_OWNED and name in (*Fleet.model_fields, *cls.model_fields):
-                raise ValueError(f"{name} is not a worker's setting here; put it above them")
+                raise ValueError(f"{name} is not a worker's setting here; put it above `settings`")
             if name in FLEET_OWNED:
                 raise ValueError(f"{name} cannot be set in the file: the fleet chooses it")
             if name in ENV_ONLY:
@@ -273,8 +273,8 @@ def load(path: Path) -> Fleet:
 
 
 def _refuse_equal_names(fleet: Fleet) -> None:
-    """Raises `ConfigError` if two groups have the same name. Only a gateway may have that, while
-    one group replaces another."""
+    """Raises `ConfigError` if two groups or their models share a name. Only a gateway may have
+    that, while one group replaces another."""
     groups = [group.name for group in fleet.workers]
     for names in (groups, [name for group in fleet.workers for name in group.names]):
         for name in names:

@@ -116,7 +116,7 @@ def test_a_workers_gpus_are_among_those_that_ray_has_reserved_for_it(
         (WORKERS + "[workers.settings]\nport = 1", "port is not a worker's setting here"),
         (
             WORKERS + '[workers.settings]\nssl_certfile = "/a"\nssl_keyfile = "/b"',
-            "put it above them",
+            "put it above `settings`",
         ),
         (
             WORKERS + '[workers.settings]\nuds = "/a"',
