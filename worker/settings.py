@@ -81,7 +81,7 @@ BACKEND_FIELDS: Mapping[str, BackendName] = {
 ALIASES = {
     "model": "MODEL_PATH", "host": "BIND_ADDR", "port": "BIND_ADDR", "cuda_device": "CUDA_DEVICE"
 }  # fmt: skip
-"""Settings that have another variable, too, which is what other workers of a pool read."""
+"""Settings with a second variable, the one that other workers of a pool read."""
 OTHER_FILES = 64
 """The most files that a worker's process has open in addition to its connections."""
 SWITCHES = ("enable_thinking", "thinking")
