@@ -102,7 +102,7 @@ _OTHER_NAMES = {
         *("--dry-sequence-breaker", "--embd-normalize"),
     ),
 }
-"""Our flags, and their names in llama-server and vLLM; one of theirs can match two of ours."""
+"""As `Parser.other_names`: the flags of llama-server and vLLM."""
 
 
 _NONE_FLAGS = frozenset({"mmproj"})
@@ -131,7 +131,7 @@ class _Parser(Parser):
 def parse_flags(
     backend: BackendName, argv: Sequence[str], name: str | None = None
 ) -> dict[str, Any]:
-    """The flags that are given, as texts by setting; `name` is the subcommand, if any."""
+    """The values of the given flags by setting, not parsed yet; `name` is a subcommand."""
     parser = _parser(backend, name)
     namespace, unknown = parser.parse_known_args(list(argv))
     if unknown:

@@ -39,7 +39,8 @@ _USUAL_COLUMNS = 80
 
 
 class LiveLine:
-    """A line that each `show` overwrites, until `clear`. Nothing is shown without a terminal."""
+    """A line that each `show` overwrites, until `clear`. It is shown only if stderr is a terminal
+    that can overwrite lines."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
