@@ -182,6 +182,7 @@ def test_the_exit_codes_that_are_listed_are_those_of_errors() -> None:
     assert listed == {0, 130, *(each.exit_code for each in WorkerError.__subclasses__())}
     told = (_parser("cpu", None).epilog or "").partition("exit codes:")[2]
     assert {*map(int, re.findall(r"\b(\d+) ", told))} == listed - {130}
+    assert _parser("cpu", "plan").epilog == (_parser("cpu", "doctor").epilog or "").split(", 7 ")[0]
     told = (convert._parser().epilog or "").partition("exit codes:")[2]
     assert {*map(int, re.findall(r"\b(\d+) ", told))} == {0, 1, 2, 3, 4, 6, 130} <= listed
 

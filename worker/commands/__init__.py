@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-EXIT_CODES = (
+_EXIT_CODES_OF_A_PLAN = (
     "2 usage or config, 3 model, 4 backend or device mismatch, 5 does not fit the device, "
-    "6 download, 7 port in use, 8 engine crash loop"
+    "6 download"
 )
+EXIT_CODES = f"{_EXIT_CODES_OF_A_PLAN}, 7 port in use, 8 engine crash loop"
 """Those that a start and most subcommands share."""
 
 
@@ -22,11 +23,12 @@ class Subcommand(NamedTuple):
     """Whether it is refused without the backend's wheel of llama.cpp."""
 
 
-_OF_A_PLAN = ("model", "device", "engine")
+_GROUPS_OF_A_PLAN = ("model", "device", "engine")
 SUBCOMMANDS: Mapping[str, Subcommand] = {
     "plan": Subcommand(
         "Print how much of the device's memory the model would need, without loading it.",
-        _OF_A_PLAN,
+        _GROUPS_OF_A_PLAN,
+        f"0 done, 1 a fault of the worker, {_EXIT_CODES_OF_A_PLAN}",
     ),
     "chat": Subcommand(
         "Chat in the terminal with the running worker; start one if none runs, or for --model.",
@@ -35,7 +37,7 @@ SUBCOMMANDS: Mapping[str, Subcommand] = {
     ),
     "bench": Subcommand(
         "Measure tokens per second and latencies on this machine, at 1, 4 and 16 streams.",
-        _OF_A_PLAN,
+        _GROUPS_OF_A_PLAN,
     ),
     "health": Subcommand(
         "Ask the running worker whether it is healthy; exit with 0 if it is.",
@@ -45,7 +47,7 @@ SUBCOMMANDS: Mapping[str, Subcommand] = {
     ),
     "doctor": Subcommand(
         "Check everything that a start needs; exit with 0 if it would succeed.",
-        (*_OF_A_PLAN, "server"),
+        (*_GROUPS_OF_A_PLAN, "server"),
         needs_engine=False,  # it reports a missing wheel
     ),
 }
