@@ -205,7 +205,7 @@ class Lifecycle:
             self._supervisor.fail(failure)
 
     async def _bring_up(self) -> None:
-        """Resolve, load and announce; returns once a pool manager, if any, has the callback."""
+        """Resolve, load and announce; raises an error that must stop the worker."""
         settings = self._settings
         loop = asyncio.get_running_loop()
         set_progress = self._supervisor.set_progress
