@@ -39,8 +39,7 @@ _USUAL_COLUMNS = 80
 
 
 class LiveLine:
-    """A line that each `show` overwrites, until `clear`. It is shown only if stderr is a terminal
-    that can overwrite lines."""
+    """A line that each `show` overwrites, until `clear`; not shown if stderr cannot do that."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
