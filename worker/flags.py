@@ -148,7 +148,7 @@ def parse_flags(
             what, hint = f"A subcommand comes first: llorch-{backend} {first} …", "."
             if name:
                 what = f"{name} is the subcommand already; {first} is one of its own"
-        serves = "" if name else "it serves without one, and "
+        serves = "" if name else f"{parser.prog} serves without one, and "
         raise ConfigError(what + (hint or f"; {serves}a model is given as --model {unknown[-1]}."))
     given: dict[str, Any] = vars(namespace)
     return given

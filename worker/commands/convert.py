@@ -180,7 +180,7 @@ def _destination(options: argparse.Namespace) -> Path:
     if os.path.lexists(path) and not path.is_file():
         raise ConfigError(f"{path} exists and is not a file; choose another name")
     if path.is_file() and not options.overwrite:
-        raise ConfigError(f"{path} exists already; --overwrite replaces it")
+        raise ConfigError(f"{path} already exists; --overwrite replaces it")
     return path
 
 

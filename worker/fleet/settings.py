@@ -121,7 +121,7 @@ class WorkerGroup(Table):
             ):
                 return least, most
         raise ValueError(
-            f"it is a whole number from 1 to {MAX_REPLICAS}, or a minimum and maximum, as [1, 3]"
+            f"it must be a whole number from 1 to {MAX_REPLICAS}, or a minimum and maximum: [1, 3]"
         )
 
     @field_validator("settings")
@@ -153,7 +153,7 @@ class WorkerGroup(Table):
     @model_validator(mode="after")
     def _scales_if_it_may(self) -> Self:
         if isinstance(self.replicas, int) and self.scaling is not None:
-            raise ValueError("scaling needs replicas with a minimum and maximum, as [1, 3]")
+            raise ValueError("scaling needs replicas with a minimum and maximum, such as [1, 3]")
         return self
 
     @property
