@@ -67,7 +67,7 @@ def test_a_token_is_asked_for_and_forgotten(browser: Any, secret: WorkerProcess)
     expect(page.locator("#token-form")).to_be_visible()
     assert page.locator("#facts dd").count() == 0
     give(page, "wrong")
-    expect(page.locator("#token-text")).to_contain_text("does not take this token")
+    expect(page.locator("#token-text")).to_contain_text("does not accept this token")
     give(page, TOKEN)
     expect(page.locator("#facts")).to_contain_text("tiny-model")
     expect(page.locator("#token-form")).to_be_hidden()

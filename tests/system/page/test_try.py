@@ -33,8 +33,8 @@ def opened(browser: Any, start_worker: StartWorker) -> Iterator[Any]:
 
 def test_a_base_model_goes_on(opened: Any, tmp_path: Path) -> None:
     page = opened(bundled_with_template(tmp_path / "base.gguf", None))
-    page.get_by_label("A text to go on from").fill("Once upon a time")
-    page.get_by_role("button", name="Go on").click()
+    page.get_by_label("A text to continue").fill("Once upon a time")
+    page.get_by_role("button", name="Continue").click()
     expect(page.locator("#try-said")).to_contain_text("a second")
     shown = page.locator("#try-answer").inner_text()
     assert shown.startswith("Once upon a time") and len(shown) > 20
@@ -64,7 +64,7 @@ def test_what_went_wrong_is_a_sentence(tab: Any, start_worker: StartWorker, tmp_
     base = bundled_with_template(tmp_path / "base.gguf", None)
     worker = start_worker("--model", str(base))
     tab.goto(worker.base_url)
-    box, send = tab.get_by_label("A text to go on from"), tab.locator("#try-send")
+    box, send = tab.get_by_label("A text to continue"), tab.locator("#try-send")
     box.fill("word " * 20_000)
     send.click()
     expect(tab.locator("#try-said")).to_contain_text("tokens")

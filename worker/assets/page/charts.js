@@ -7,7 +7,7 @@ const LEAST_SECONDS = 300;
 const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 const clock = (at) => new Date(at * 1000).toLocaleTimeString([], { hourCycle: "h23", hour: "2-digit", minute: "2-digit" });
 
-// Where there are values of a line with none beside them: no line is drawn there.
+// Values without a neighbour, through which no line can be drawn.
 const alone = (plot, line) => plot.data[line].flatMap(
   (value, at, column) => value !== null && (column[at - 1] ?? column[at + 1] ?? null) === null ? [at] : []);
 
@@ -61,7 +61,7 @@ export class Charts {
     return { figure, values, lines, plot: new uPlot(options, [[], ...lines.map(() => [])], figure) };
   }
 
-  // Of one row alone, uPlot would show the day after it.
+  // With a single row, uPlot would show the following day.
   span() {
     const at = this.columns?.at ?? [];
     const last = at.at(-1) ?? Date.now() / 1000;
@@ -70,7 +70,7 @@ export class Charts {
 
   widthIn(figure) { return Math.max(figure.clientWidth - 24, 200); }
 
-  // The values under the pointer, or else the last ones there were.
+  // The values under the pointer, else the latest ones.
   showValues({ values, lines }, at) {
     if (this.columns === null) return;
     values.replaceChildren(...lines.map(([label, colour, name]) => {

@@ -1,4 +1,4 @@
-// The worker's HTTP interface as the page uses it. The token lives in this module's memory alone.
+// The part of the worker's HTTP API that the page uses. Only this module's memory has the token.
 
 let token = null;
 let worker = null;
@@ -6,11 +6,11 @@ let askForToken = () => {};
 
 export function useToken(value) { token = value; }
 export function hasToken() { return token !== null; }
-// Of a fleet, the worker that answers from now on; null is the gateway's choice.
+// The worker of a fleet that requests go to; null lets the gateway choose.
 export function useWorker(id) { worker = id; }
 export function onUnauthorized(callback) { askForToken = callback; }
 
-// The answer to a request; an Error with a sentence if there is none, or none to use.
+// The answer to a request. Throws an Error with a sentence if there is none that can be used.
 export async function call(path, { body, signal, anyone = false } = {}) {
   const headers = worker === null || anyone ? {} : { "x-llorch-worker": worker };
   const sent = token;
@@ -25,26 +25,26 @@ export async function call(path, { body, signal, anyone = false } = {}) {
     });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Error("The worker does not answer: it has stopped, or the network between is cut.");
+    throw new Error("The worker does not answer: it has stopped, or the network connection is down.");
   }
-  if (response.status === 401 && sent === token) askForToken(); // else another one was given meanwhile
+  if (response.status === 401 && sent === token) askForToken(); // otherwise the user has entered another one meanwhile
   return response;
 }
 
-// The JSON of an answer, of whatever status.
+// The JSON of an answer with any status.
 export async function json(path, options) {
   const response = await call(path, options);
   return { status: response.status, value: await response.json() };
 }
 
-// The JSON of an answer that is no error.
+// The JSON of an answer that is not an error.
 export async function answer(path, options) {
   const { status, value } = await json(path, options);
   if (status >= 400) throw new Error(sentence(value.error?.message ?? value.message ?? `HTTP ${status}`));
   return value;
 }
 
-// Yields the data of each server-sent event, as text; throws a sentence if they end too early.
+// Yields the data of each server-sent event as text. Throws an Error with a sentence if they end early.
 export async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let held = "";

@@ -9,7 +9,7 @@ const LIMITS = [
   ["minLength", "characters: at least"], ["maxLength", "characters: at most"], ["pattern", "matches"],
   ["minItems", "items: at least"], ["maxItems", "items: at most"],
 ];
-// Where two dialects have a type of one name, the document says in which module each is.
+// If two dialects have a type of the same name, the document names their modules.
 const nameOf = (key) => key.split("__").toReversed().filter((word) => word !== "schema").slice(0, 2).join(" of ");
 
 function anchor(address, text) {
@@ -23,7 +23,7 @@ function link(reference) {
   return anchor(`#${key}`, nameOf(key));
 }
 
-// Texts and links that say what a value may be.
+// Texts and links that describe a value's type and limits.
 function kind(schema) {
   const choices = schema.anyOf ?? schema.oneOf ?? schema.allOf;
   if (schema.$ref) return [link(schema.$ref)];
@@ -66,7 +66,7 @@ function folded(summary, draw) {
   return details;
 }
 
-// Paths that say the same are one entry.
+// Paths with the same description are one entry.
 function operations(paths) {
   const found = new Map();
   for (const [path, methods] of Object.entries(paths)) {
@@ -80,7 +80,7 @@ function operations(paths) {
   return [...found.values()];
 }
 
-// What a request may say beside its body, and answers beside theirs.
+// The parameters and headers of a request, and the headers of its answers.
 function beside(parameters, responses, components) {
   const found = (place, { $ref, ...given }) => ($ref ? components[place][$ref.split("/").at(-1)] : given);
   const headers = Object.assign({}, ...Object.values(responses).map((each) => each.headers ?? {}));
@@ -110,14 +110,14 @@ function operation({ method, operation: { summary, parameters = [], requestBody,
 async function show() {
   try {
     const { paths, components, info } = await answer("../openapi.json");
-    element("docs-text").textContent = `Version ${info.version}. What this worker takes and answers, with its own limits.`;
+    element("docs-text").textContent = `Version ${info.version}. The requests that this worker accepts, with its own limits, and its answers.`;
     element("operations").replaceChildren(...operations(paths).map((each) => operation(each, components)));
     element("types").replaceChildren(...Object.entries(components.schemas).map(([key, schema]) => {
       const details = folded(nameOf(key), () => [described(nameOf(key), schema)]);
       details.id = key;
       return details;
     }));
-    element("described").hidden = false; // at once, so that nothing jumps
+    element("described").hidden = false; // in one go, so that the layout does not jump
     unfold();
   } catch (error) {
     element("docs-text").textContent = error.message;

@@ -1,4 +1,4 @@
-// What the pages are drawn with.
+// Helpers that create elements.
 
 export const element = (id) => document.getElementById(id);
 

@@ -1,4 +1,4 @@
-// The workers of a fleet by their groups, of which one is shown below. A single worker has none.
+// The workers of a fleet by group; the page shows one of them in detail. A single worker has no list.
 
 import { answer, useWorker } from "./client.js";
 import { element, made } from "./dom.js";
@@ -14,7 +14,7 @@ export class Fleet {
     this.rows = new Map();
   }
 
-  // Shows the gateway's view of all workers; the id of that which answers from now on, if any.
+  // Shows the gateway's view of all workers. Returns the id of the worker shown below, if any.
   show(workers) {
     element("fleet").hidden = false;
     const ids = workers.map(({ id }) => id).sort().join();
@@ -64,7 +64,7 @@ export class Fleet {
     for (const [other, { button }] of this.rows) button.setAttribute("aria-pressed", other === id);
   }
 
-  // Where one chats with the model of the worker chosen.
+  // The address of a chat with the selected worker's model.
   async chat() {
     const { data: [{ id }] } = await answer("v1/models");
     return `chat/?model=${encodeURIComponent(id)}`;

@@ -1,4 +1,4 @@
-// What the worker says of itself: /ready for everybody, /status and /info for those with the token.
+// Shows the worker's state: /ready to everybody, /status and /info to those with the token.
 
 import { answer, json } from "./client.js";
 import { Charts, rounded } from "./charts.js";
@@ -9,11 +9,11 @@ import { startTry } from "./try.js";
 const PERIOD_MS = 2000;
 const LOADING_PERIOD_MS = 500;
 const HISTORY_MS = 10_000;
-// The phases of a start, as the terminal names them too.
+// The phases of a start, named as on the terminal.
 const PHASES = {
   starting: "Starting", hash: "Looking for an earlier conversion", resolve: "Looking for the model",
   download: "Downloading the model", verify: "Checking the download", convert: "Converting the model",
-  preflight: "Planning memory", load: "Loading the model", residency: "Checking where everything lies",
+  preflight: "Planning memory", load: "Loading the model", residency: "Checking that everything is on the device",
   draft: "Loading the draft model", projector: "Loading the projector", warmup: "Warming up",
   recovering: "Starting the engine again", ready: "Ready",
 };
@@ -111,7 +111,7 @@ export class Status {
         this.info = null;
         this.historyAt = -Infinity;
       }
-      if (this.fleet.shown === null) return this.state("loading", "no worker is there");
+      if (this.fleet.shown === null) return this.state("loading", "no worker is available");
       ({ value: ready } = await json("ready"));
     }
     this.state(ready.ready ? "ready" : ready.state, ready.ready ? `ready, ${ready.state}` : ready.state);
@@ -129,7 +129,7 @@ export class Status {
       this.historyAt = performance.now();
       columns = await answer("status/history");
     }
-    element("known").hidden = false; // from here to the end at once, so that nothing jumps
+    element("known").hidden = false; // everything below it in one go, so that the layout does not jump
     this.charts ??= new Charts(element("charts"));
     this.charts.show(columns);
     this.tiles(now);
@@ -151,7 +151,7 @@ export class Status {
     element("loading-text").textContent = `${PHASES[phase] ?? phase}${share}${rate ? `, ${bytes(rate)}/s` : ""}`;
   }
 
-  // What changes only with the engine.
+  // Shows what only changes with the engine.
   async learn(now) {
     const { status, value } = await json("info");
     if (status !== 200) return;
@@ -251,7 +251,7 @@ export class Status {
       `All ${residency.layers_total} layers on ${residency.device}. ${residency.allowed_host_buffers.join(" ")}`;
     element("buffers").replaceChildren(...residency.buffers.map((each) => row(each.kind, each.device, bytes(each.size_bytes))));
     element("restarts-text").textContent = crashes.length === 0
-      ? "None: the first engine still serves." : `${this.crashes} since the start. Newest first:`;
+      ? "None: the first engine is still running." : `${this.crashes} since the start. Newest first:`;
     element("restarts").replaceChildren(...crashes.toReversed().map(({ at, cause, ready_seconds: served }) =>
       event(at, `${cause}, ${served > 0 ? `after it had served ${duration(served)}` : "before it was ready"}`)));
   }

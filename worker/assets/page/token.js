@@ -1,4 +1,4 @@
-// The form that asks for the token where the worker wants one.
+// The form that asks for the token if the worker requires one.
 
 import { hasToken, onUnauthorized, useToken } from "./client.js";
 import { element } from "./dom.js";
@@ -8,7 +8,7 @@ export function askForToken(given) {
   const form = element("token-form");
   onUnauthorized(() => {
     if (!form.hidden) return;
-    if (hasToken()) element("token-text").textContent = "The worker does not take this token. Try another one.";
+    if (hasToken()) element("token-text").textContent = "The worker does not accept this token. Try another one.";
     form.hidden = false;
     element("token").focus();
   });

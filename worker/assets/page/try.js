@@ -1,4 +1,4 @@
-// A small pane for models that a chat is nothing for: a completion, a similarity table, a ranking.
+// A small pane for models that cannot chat: a completion, a similarity table, a ranking.
 
 import { answer, call, events } from "./client.js";
 import { element, made, table } from "./dom.js";
@@ -6,19 +6,19 @@ import { element, made, table } from "./dom.js";
 const MAX_TOKENS = 200;
 const PANES = {
   completion: {
-    title: "Try a completion", label: "A text to go on from", button: "Go on", run: complete,
+    title: "Try a completion", label: "A text to continue", button: "Continue", run: complete,
   },
   similarity: {
-    title: "Try similarities", label: "Two or more texts, one a line", button: "Compare", run: compare,
+    title: "Try similarities", label: "Two or more texts, one per line", button: "Compare", run: compare,
   },
   ranking: {
-    title: "Try a ranking", label: "A question, then one document a line", button: "Rank", run: rank,
+    title: "Try a ranking", label: "A question, then one document per line", button: "Rank", run: rank,
   },
 };
 let running = null;
 let pane = null;
 
-// Shows the pane of that name, or none.
+// Shows the pane of that name, or hides it if the name is null.
 export function startTry(name) {
   element("try").hidden = name === null;
   if (name === null || pane === PANES[name]) return;
@@ -27,7 +27,7 @@ export function startTry(name) {
   element("try-title").textContent = pane.title;
   element("try-label").textContent = pane.label;
   element("try-send").textContent = pane.button;
-  if (listens) return clear(); // what another worker of the fleet said
+  if (listens) return clear(); // the answer of another worker of the fleet
   element("try-form").addEventListener("submit", (event) => { event.preventDefault(); send(); });
   element("try-stop").addEventListener("click", () => running?.abort());
 }
@@ -77,7 +77,7 @@ async function complete(prompt, signal) {
 
 async function compare(text, signal) {
   const input = lines(text);
-  if (input.length < 2) return "Two texts at least are needed, one a line.";
+  if (input.length < 2) return "Enter at least two texts, one per line.";
   const { data } = await answer("v1/embeddings", { body: { input }, signal });
   const vectors = data.map(({ embedding }) => embedding);
   const size = (a) => Math.hypot(...a);
@@ -89,7 +89,7 @@ async function compare(text, signal) {
 
 async function rank(text, signal) {
   const [query, ...documents] = lines(text);
-  if (documents.length === 0) return "A question and one document at least are needed, each in a line.";
+  if (documents.length === 0) return "Enter a question and at least one document, one per line.";
   const { results } = await answer("v1/rerank", { body: { query, documents }, signal });
   const rows = results.map(({ index, relevance_score: score }) => [score.toFixed(4), documents[index]]);
   element("try-answer").replaceChildren(table(["relevance", "document"], rows));
