@@ -384,6 +384,6 @@ def deadline_of(request: Request) -> float | None:
     if seconds_left <= 0:
         raise InferenceTimeout(
             "the deadline in X-Deadline, in milliseconds since 1970, passed "
-            f"{-seconds_left:.3f} seconds before the request began"
+            f"{-seconds_left:.3f} seconds ago, before any work"
         )
     return time.monotonic() + seconds_left
