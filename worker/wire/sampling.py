@@ -111,15 +111,15 @@ class Sampling(Struct, frozen=True, omit_defaults=True):
     top_p: Annotated[float, Parameter(0, 1, "keeps the most likely tokens whose probabilities add up to this; 1 is off", usual=0.95, key="top_p", nearest_in=(0, 1))] = 1.0
     min_p: Annotated[float, Parameter(0, 1, "keeps tokens with at least this share of the most likely token's probability; 0 is off", usual=0.05, key="min_p", nearest_in=(0, 1))] = 0.0
     typical_p: Annotated[float, Parameter(0, 1, "keeps the tokens whose surprise is closest to the average and whose probabilities add up to this; 1 is off", widest=(0, 1000), also=("typical",))] = 1.0
-    top_n_sigma: Annotated[float, Parameter(-1, 1000, "keeps tokens whose logit is at most this many standard deviations below the largest; 0 and -1 are off", widest=(-1000, 1000), also=("nsigma",))] = -1.0
+    top_n_sigma: Annotated[float, Parameter(-1, 1000, "keeps tokens whose logit is at most this many standard deviations below the largest; 0 or less is off", widest=(-1000, 1000), also=("nsigma",))] = -1.0
     xtc_probability: Annotated[float, Parameter(0, 1, "the chance that xtc drops the tokens above xtc_threshold, except the least likely of them; 0 is off", key="xtc_probability", nearest_in=(0, 1))] = 0.0
     xtc_threshold: Annotated[float, Parameter(0, 1, "minimum probability of the tokens that xtc drops; above 0.5 is off", key="xtc_threshold", nearest_in=(0, 1))] = 0.1
     min_keep: Annotated[int, Parameter(0, _MOST, "minimum number of tokens that top_p, min_p, typical_p and xtc keep")] = 0
     dynatemp_range: Annotated[float, Parameter(0, 1000, "how far the temperature falls if the model is certain of the next token, and rises if it is not; 0 is off", widest=(-1000, 1000))] = 0.0
     dynatemp_exponent: Annotated[float, Parameter(0, 1000, "how strongly the model's certainty affects the temperature within dynatemp_range")] = 1.0
     repetition_penalty: Annotated[float, Parameter(0, 2, "makes tokens of the text so far less likely: divides their positive logits, multiplies negative ones; 1 is off", widest=(0, 1000), theirs="repeat_penalty", also=("rep_pen",), key="penalty_repeat")] = 1.0
-    frequency_penalty: Annotated[float, Parameter(-2, 2, "subtracted from a token's logit each time that it occurs in the text; 0 is off")] = 0.0
-    presence_penalty: Annotated[float, Parameter(-2, 2, "subtracted once from the logit of a token that occurs in the text; 0 is off")] = 0.0
+    frequency_penalty: Annotated[float, Parameter(-2, 2, "subtracted from a token's logit for each earlier occurrence of the token; 0 is off")] = 0.0
+    presence_penalty: Annotated[float, Parameter(-2, 2, "subtracted once from the logit of each token that has occurred; 0 is off")] = 0.0
     repeat_last_n: Annotated[int | None, Parameter(-1, _MOST, "how many of the last tokens, the prompt's included, the repetition, frequency and presence penalties count; -1 is all, 0 is none", also=("repetition_penalty_range", "rep_pen_range"), key="penalty_last_n")] = None
     """`None`: the repetition penalty counts prompt and answer, as in transformers and vLLM; the
     other two count the answer only, as at OpenAI."""

@@ -184,8 +184,8 @@ class FunctionFields(FunctionName):
     parameters: JsonObject | None = Field(None, description="a JSON schema")
     strict: Flag | None = Field(
         None,
-        description="no effect: a forced call follows the schema anyway, and any other call is "
-        "passed on as the model wrote it",
+        description="no effect: forced calls follow the schema anyway, and other calls are as the "
+        "model wrote them",
     )
 
 
@@ -275,15 +275,16 @@ class ChatFields(OpenBody):
     messages: Many[MessageFields] = Field(min_length=1, max_length=MAX_MESSAGES)
     tools: Many[ToolFields] = Field((), max_length=MAX_TOOLS)
     add_generation_prompt: Flag | None = Field(
-        None, description="default: true, unless the answer continues the last message"
+        None,
+        description="whether the prompt opens an answer; default: yes, unless one is continued",
     )
     continue_final_message: FlagOrWord[Literal["content", "reasoning_content"]] = Field(
         False,
-        description="the answer continues the last message: its text, or its reasoning if there is "
-        "no text; content or reasoning_content says which",
+        description="continue the last message: content or reasoning_content, or with true, its "
+        "text, or else its reasoning",
     )
     chat_template_kwargs: JsonObject | None = Field(
-        None, max_length=64, description="variables of the template"
+        None, max_length=64, description="variables for the chat template"
     )
 
     @field_validator("chat_template_kwargs")
@@ -336,7 +337,7 @@ class ReasoningChatFields(ChatFields, BudgetFields):
         description="none, low, medium, high or another word that the model's template knows; "
         "sets a reasoning budget if the template knows no efforts",
     )
-    verbosity: str | None = Field(None, description="a variable of the template")
+    verbosity: str | None = Field(None, description="passed to the chat template")
     enable_thinking: Flag | None = Field(None, description="false: the model does not reason")
 
     def reasoning_chat(
