@@ -283,7 +283,7 @@ def _outside_of_strings(text: bytes) -> bytes:
 @asynccontextmanager
 async def parts_of(request: Request, limit: int) -> AsyncIterator[list[bytearray]]:
     """The body in parts of some 64 KiB, however small the pieces in which it arrives. The caller
-    joins them, on a thread if there are many, because that takes milliseconds.
+    joins them, which takes milliseconds for a large body.
 
     The body counts towards the surface's `body_bytes` until the block ends.
     """
