@@ -89,7 +89,7 @@ class Figures:
     recovery_seconds: dict[str, list[float]] = field(default_factory=dict)
     """Recovery times by attack; after a SIGSTOP they include the stall timeout."""
     disk_troubles: Counter[str] = field(default_factory=Counter)
-    """None if the disk cannot be mounted."""
+    """Empty if the disk cannot be mounted."""
     manager_restarts: int = 0
     heartbeat_breaches: list[str] = field(default_factory=list)
     fds: tuple[int, int] = (0, 0)

@@ -313,7 +313,7 @@ class Mutation:
         seconds = time.process_time() - began
         sys.setprofile(None)
         if not passes or (called and self._fails([(seconds, item)])):
-            print(f"left out: {item.nodeid} fails on the code as it is", flush=True)
+            print(f"left out: {item.nodeid} fails on the unchanged code", flush=True)
             return
         for code in called:
             self.tests_of[code].append((seconds, item))

@@ -27,8 +27,8 @@ SUITES = (
 )
 """Hybrids and windows, cancels, both models' real engines, grammars, samplers, hostile GGUFs."""
 SUPPRESSED: dict[str, str] = {}
-"""Undefined behaviour in llama.cpp that is harmless on all processors: by reason, UBSan's check and
-the function or file."""
+"""UBSan's check and function or file, for undefined behaviour in llama.cpp that is harmless on all
+processors → the reason."""
 SAID = re.compile(r"^(.*: runtime error: .*|.*ERROR: AddressSanitizer.*)$", re.MULTILINE)
 ADDRESSES = re.compile(r"0x[0-9a-f]+|==\d+==")
 

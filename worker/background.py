@@ -49,12 +49,10 @@ def in_daemon_thread(work: Callable[[], _T]) -> Future[_T]:
 
 
 def die_with_parent(by: signal.Signals = signal.SIGKILL, parent: int | None = None) -> None:
-    """Make the kernel send this process a signal when its parent ends for any reason.
-
-    SIGKILL ends even a stopped process. The setting survives `exec`. Outside Linux this does
-    nothing: at best, a child notices the end of its pipe. `parent` is the id of the parent, which
-    may have ended before this call.
-    """
+    """Make the kernel send this process a signal when its parent ends for any reason. SIGKILL ends
+    even a stopped process. The setting survives `exec`. Outside Linux this does nothing: at best,
+    a child notices the end of its pipe. `parent` is the id of a parent that may have ended before
+    this call."""
     if sys.platform == "linux":
         parent = parent or os.getppid()
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, by)

@@ -27,8 +27,8 @@ def stop_signals() -> tuple[signal.Signals, ...]:
 
 @contextmanager
 def deferred_interrupts() -> Iterator[None]:
-    """Defer `KeyboardInterrupt` to the end of the block. For imports: an exception that is raised
-    while a native module initialises may crash the process."""
+    """Defer `KeyboardInterrupt` to the end of the block. For imports: an exception while a native
+    module initialises may crash the process."""
     received: list[int] = []
     deferred = [
         each for each in stop_signals() if signal.getsignal(each) is signal.default_int_handler
@@ -46,10 +46,8 @@ def deferred_interrupts() -> Iterator[None]:
 
 def _command(module: str, function: str, *first: str) -> NoReturn:
     """Call `function` of `module` with `first` and the command line; exit with the code it returns.
-
-    If the reader of stdout leaves, as `head` does, the command ends silently. If its output cannot
-    be written for another reason, it fails with exit code 1.
-    """
+    The command ends silently if the reader of stdout leaves, as `head` does, and with exit code 1
+    if its output cannot be written for another reason."""
     _open_standard_files()
     sys.unraisablehook = partial(_interrupt_again, sys.unraisablehook, _thread.get_ident())
     os.environ["PYTHONSAFEPATH"] = "1"  # children import nothing from the working folder
@@ -106,8 +104,8 @@ def _interrupt_again(
     main_thread: int,
     lost: sys.UnraisableHookArgs,
 ) -> None:
-    """Raise a Ctrl-C again that arrived inside a callback or destructor, where Python only prints
-    the exception and continues. `report` is called for all other exceptions."""
+    """Repeat a Ctrl-C that arrived inside a callback or destructor, where Python only prints the
+    exception and continues. `report` is called for all other exceptions."""
     # Whichever is handled: a shell's `&` ignores SIGINT, and event loops have their own handlers.
     numbers = [each for each in stop_signals() if callable(signal.getsignal(each))]
     if not numbers or not issubclass(lost.exc_type, KeyboardInterrupt):
@@ -124,8 +122,7 @@ def _interrupt_again(
 
 
 def discard_output(number: int = 1) -> None:
-    """Discard what is still buffered for stdout, or for another descriptor, and cannot be
-    written."""
+    """Discard what is buffered for stdout, or another descriptor, and cannot be written."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), number)
 
 

@@ -118,8 +118,6 @@ class ModelNotFound(WorkerError):
 
 
 class PathNotFound(WorkerError):
-    """The request's path does not exist."""
-
     code = "NOT_FOUND"
     status = 404
 
@@ -255,7 +253,6 @@ class CrashLoop(WorkerError):
 
 
 def flag(field: str) -> str:
-    """The flag of a setting."""
     return "--" + field.replace("_", "-")
 
 
@@ -342,7 +339,7 @@ def rebuild_error(reported: Mapping[str, Any], otherwise: type[WorkerError]) -> 
     """The error that a command reported as JSON, in its own class; `otherwise` is the class for an
     unknown code."""
     message, details = reported.get("message"), reported.get("details")
-    content = str(message or "It gave no reason."), dict(details or {})
+    content = str(message or "It failed without a reason."), dict(details or {})
     try:
         return error_of(str(reported.get("code")), *content)
     except ValueError:

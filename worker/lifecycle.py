@@ -198,15 +198,14 @@ class Lifecycle:
         except WorkerError as error:
             self._supervisor.fail(error)
         except Exception as error:
-            refused = system_failure(error)
-            if refused is None:
+            failure = system_failure(error)
+            if failure is None:
                 self._log.error("worker.start_failed", exc_info=error)
-            fault = WorkerError(f"The start failed unexpectedly: {error!r}.")
-            self._supervisor.fail(refused or fault)
+                failure = WorkerError(f"The start failed unexpectedly: {error!r}.")
+            self._supervisor.fail(failure)
 
     async def _bring_up(self) -> None:
-        """Resolve and load the model, and announce the worker; returns once the pool manager, if
-        there is one, has accepted the callback."""
+        """Resolve, load and announce; returns once a pool manager has accepted the callback."""
         settings = self._settings
         loop = asyncio.get_running_loop()
         set_progress = self._supervisor.set_progress
@@ -397,10 +396,8 @@ class Lifecycle:
         server.end(now=self._stops_now)
         # A cancelled conversion still ends its process and removes what that has half written.
         start_ended = asyncio.wait({self._starting})
-        results = await asyncio.gather(
-            *(self._supervisor.stop(), self._leave_pool(), serving, start_ended),
-            return_exceptions=True,
-        )
+        parts = self._supervisor.stop(), self._leave_pool(), serving, start_ended
+        results = await asyncio.gather(*parts, return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
                 self._log.error("worker.stop_trouble", exc_info=result)

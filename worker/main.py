@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 def main(backend: BackendName, argv: Sequence[str]) -> int:
     """Run one command; returns its exit code."""
-    gc.disable()  # until all is imported, which makes no garbage: collecting costs a tenth of it
+    gc.disable()  # during imports, which make no garbage: collection costs a tenth of them
     name = argv[0] if argv and argv[0] in SUBCOMMANDS else None
     serves = name is None and not {"-h", "--help", "--version"}.intersection(argv)
     if serves:

@@ -20,8 +20,8 @@ MAX_TEMPLATE_CHARS = 100_000
 KEY_FILE, UNFINISHED = "key", ".part"
 """The name of the key in `--kv-store`, and the suffix of incomplete files."""
 _SOON_SECONDS = 14 * 86400
-"""A certificate expires soon if it has less than this left, or less than a third of its lifetime:
-some are issued for only days, and are replaced at about that time."""
+"""A certificate expires soon if less than this is left, or a third of its life if that is shorter:
+some are issued for days."""
 _KEY_NAME, _KEY = re.compile(r"[A-Za-z0-9._-]{1,64}"), re.compile(r"[\x21-\x7e]+")
 
 

@@ -323,7 +323,7 @@ class Settings(_TableFields):
     uds: Name | None = _setting(None, "server", "a Unix socket to listen on, instead of --host and --port; the umask decides who may connect")
     ssl_certfile: Name | None = _setting(None, "server", "certificate chain in PEM format; the worker then serves HTTPS")
     ssl_keyfile: Name | None = _setting(None, "server", "the certificate's private key in PEM format")
-    served_model_name: Names = _setting((), "server", "a model name, repeatable, that requests of OpenAI's and the other dialects must use; default: any name is served")
+    served_model_name: Names = _setting((), "server", "a model name, repeatable, that this worker serves in OpenAI's and the other dialects; default: any name")
     strict: bool = _setting(False, "server", "reject fields that OpenAI's and the other dialects' routes do not know, instead of ignoring them and naming them in x-ignored-fields")
     reasoning: Literal["none", "auto", "on", "off"] = _setting("auto", "chat", "whether the model reasons: on, off, or auto, as its chat template decides; the reasoning is returned apart from the answer, in reasoning_content; none: like auto, but the reasoning stays in the text")
     reasoning_effort: Annotated[Name | None, AfterValidator(lambda word: None if word == "default" else word)] = _setting(None, "chat", "how much the model reasons: none, minimal, low, medium, high or another word that its chat template knows; the word default leaves it to the template")
@@ -348,7 +348,7 @@ class Settings(_TableFields):
     callback_url: HttpUrl | None = _setting(None, "pool", "URL of the pool manager that receives the ready callback")
     callback_token: str | None = _setting(None, "pool", "bearer token that the worker sends to the pool manager", repr=False, pattern=_SENDABLE)
     callback_timeout: Seconds = _setting(60.0, "pool", "seconds for which the callback is retried")
-    callback_optional: bool = _setting(False, "pool", "keep serving if the callback finally fails")
+    callback_optional: bool = _setting(False, "pool", "keep serving even if the callback fails for good")
     heartbeat_url: HttpUrl | None = _setting(None, "pool", "URL of the pool manager that receives heartbeats")
     heartbeat_interval: Seconds = _setting(15.0, "pool", "seconds between heartbeats")
     advertise_host: Annotated[Name, AfterValidator(check_host)] | None = _setting(None, "pool", "host name that is announced to the pool manager instead of --host")
@@ -448,10 +448,7 @@ class Settings(_TableFields):
             if self.callback_token and "@" in urlsplit(getattr(self, name) or "").netloc:
                 yield name, "its user and password would be sent instead of LLORCH_CALLBACK_TOKEN"
         if engine.rope_scale is not None and engine.rope_freq_scale is not None:
-            yield (
-                "rope_scale",
-                "--rope-freq-scale, which is 1 divided by it, is given as well: give only one",
-            )
+            yield "rope_scale", "--rope-freq-scale, its reciprocal, is given as well: give only one"
         for name in ("rope_scale", "rope_freq_scale"):
             if engine.rope_scaling == "none" and getattr(self, name) is not None:
                 yield name, "it has no effect with --rope-scaling none"

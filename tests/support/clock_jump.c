@@ -1,5 +1,5 @@
 /* Preloaded into a worker by tests: moves its wall clock, and nothing else, by the seconds that
- * the file named by CLOCK_JUMP_FILE holds at the moment of asking. */
+ * are in the file CLOCK_JUMP_FILE at the time of the call. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>

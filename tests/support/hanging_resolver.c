@@ -1,5 +1,5 @@
-/* Preloaded into a worker: a name that ends in .hangs is looked up for an hour, in vain, as
-   where no name server answers. */
+/* Preloaded into a worker: looking up a name that ends in .hangs takes an hour and fails,
+   as if no name server answered. */
 
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -13,7 +13,7 @@ from tests.support.gguf_file import finish
 from tests.support.made import made_once
 
 MOST_ROWS = 512
-"""Rows of a matrix from which the size of its weights is estimated."""
+"""At most this many rows of a matrix are used to estimate the size of its weights."""
 
 
 def random_adapters(base: Path, rank: int = 4) -> tuple[Path, ...]:

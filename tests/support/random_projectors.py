@@ -16,10 +16,10 @@ ProjectorKind = Literal["gemma3", "idefics3", "qwen3vl_merger", "pixtral", "qwen
 WIDTH, HEAD, N_LAYERS = 32, 16, N_DEEPSTACK
 IMAGE, PATCH, MERGE = 96, 8, 2
 N_TOKENS = (IMAGE // PATCH // MERGE) ** 2
-"""Side length of a picture for gemma3, or of a tile for idefics3."""
+"""Tokens of a picture for gemma3, or of a tile for idefics3."""
 MEL_BINS = 80
 LONGEST_EDGE = 2 * IMAGE
-"""Size to which idefics3 scales a picture before it cuts it into tiles."""
+"""Longest edge to which idefics3 scales a picture before it cuts it into tiles."""
 
 AROUND_TILES = ("ĊĊ", "<fake_token_around_image>", "<global-img>")
 """Tokens that idefics3 needs in the model's vocabulary, as the vocabulary spells them."""

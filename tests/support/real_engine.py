@@ -204,5 +204,5 @@ class RealEngine(Driven):
 
 
 def random_tokens(dice: random.Random, count: int) -> tuple[int, ...]:
-    """Words that are in every vocabulary of the tests."""
+    """Random tokens that are in every vocabulary of the tests."""
     return tuple(dice.randrange(300, 1000) for _ in range(count))

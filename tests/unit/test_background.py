@@ -1,4 +1,4 @@
-"""Whoever waits for a reply comes before a thread that reads or encodes megabytes."""
+"""Waiting requests take precedence over a thread that reads or encodes megabytes."""
 
 import os
 import sys
@@ -13,7 +13,7 @@ def niceness() -> int:
     return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="threads have priorities on Linux alone")
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have priorities only on Linux")
 def test_a_background_thread_has_a_lower_priority_than_its_maker() -> None:
     before = niceness()
     with background_thread("quiet") as thread:

@@ -1,4 +1,4 @@
-"""What is told of a certificate by its dates."""
+"""Warnings about a certificate by its dates."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ DAY = 86400
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, float]:
-    """Its file, which has a key, too, and when it was made, for two days."""
+    """Write a certificate and its key, valid for two days; returns the file and its time of
+    creation."""
     return str(own_certificate(tmp_path_factory.mktemp("dates"))), time.time()
 
 
@@ -48,7 +49,7 @@ def test_what_is_told_follows_the_clock(certificate: tuple[str, float], seconds:
 def test_a_server_that_runs_on_tells_once_a_day(
     certificate: tuple[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also of a certificate that was good for long when it started."""
+    """Even of a certificate that was valid for long when it started."""
     file, made = certificate
     config = uvicorn.Config("", ssl_certfile=file, ssl_keyfile=file, log_config=None)
     config.load_app = lambda: None  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""The check of a container: it asks where its first process, the worker, listens."""
+"""The health check of a container, which finds the address of its first process, the worker."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_worker_that_listens_on_all_addresses_is_asked_on_its_own(
         assert client.base_url.host == asked
 
 
-@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # httpcore's, where none answers
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # httpcore's, if nothing answers
 def test_a_worker_at_a_unix_socket_is_asked_there(
     first_process: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -114,7 +114,7 @@ def test_a_worker_at_a_unix_socket_is_asked_there(
         assert capsys.readouterr().out == "healthy\n"
         server.shutdown()
     with warnings.catch_warnings():
-        # httpcore leaves the socket of a connection that failed to the garbage collector.
+        # httpcore leaves the socket of a failed connection to the garbage collector.
         warnings.simplefilter("ignore", ResourceWarning)
         assert command_line.main("cpu", ["health", "--uds", str(tmp_path / "none")]) == 1
         gc.collect()

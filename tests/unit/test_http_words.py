@@ -1,4 +1,4 @@
-"""Why an HTTP client reached nobody, as the log has it, and what else the system refused."""
+"""The log's reasons for failed HTTP connections and for other refusals of the system."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from worker.errors import http_words, system_words
 
 @pytest.mark.anyio
 async def test_a_server_that_says_nothing_to_tls_is_no_fault_of_a_read() -> None:
-    """The context of the timeout is a TLS socket that had nothing to read yet."""
+    """The timeout's `__context__` is a TLS socket that had nothing to read yet."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         async with httpx.AsyncClient(timeout=0.3, trust_env=False) as client:
             with pytest.raises(httpx.ConnectTimeout) as caught:

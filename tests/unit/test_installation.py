@@ -1,4 +1,4 @@
-"""Where the worker's files go."""
+"""The locations of the worker's files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from worker.installation import default_cache_dir
 
 
 def test_a_user_whom_the_system_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such as a container's that was given a number alone."""
+    """For example in a container that was started with only a user id."""
 
     def unknown(uid: int) -> object:
         raise KeyError(uid)

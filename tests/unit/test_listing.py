@@ -1,4 +1,4 @@
-"""What `inspect` and `list` print."""
+"""The output of `inspect` and `list`."""
 
 from __future__ import annotations
 

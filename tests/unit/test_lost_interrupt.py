@@ -1,4 +1,4 @@
-"""A Ctrl-C that comes where Python can raise nothing ends a command all the same."""
+"""A Ctrl-C that arrives where Python cannot raise an exception still ends a command."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ _command("a_command", function)
 def test_it_is_neither_lost_nor_shown(
     number: int, ignored: int, function: str, tmp_path: Path
 ) -> None:
-    """Nor is what stops a command as Ctrl-C does, also behind a shell's `&`, which ignores that. A
-    command that waits stops at once."""
+    """Nor are other signals that stop a command, even after a shell's `&`, which ignores Ctrl-C. A
+    waiting command stops at once."""
     ran = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(int(number)), str(int(ignored)), function],
         env=environment(tmp_path),

@@ -97,7 +97,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     else:
         options.loads = _chosen(options.loads, ALL_LOADS, "--loads")
     if options.before and not (options.before / "worker" / "cli.py").is_file():
-        raise BenchError(f"--before {options.before}: that is no checkout of the worker.")
+        raise BenchError(f"--before {options.before}: it is not a checkout of the worker.")
     if options.chart and not {"worker", report.REFERENCE} <= set(options.only):
         raise BenchError("--chart compares worker and llama-server; --only leaves one out.")
     for flag in ("rounds", "repeats", "arrivals"):
@@ -110,7 +110,7 @@ def _chosen(text: str, known: tuple[str, ...], flag: str) -> list[str]:
     names = [name for name in text.split(",") if name]
     for name in names:
         if name not in known:
-            raise BenchError(f"{flag} knows no {name!r}; it takes {', '.join(known)}.")
+            raise BenchError(f"{flag} does not know {name!r}; choose from {', '.join(known)}.")
     return [name for name in known if name in names]
 
 

@@ -44,7 +44,7 @@ class Gauges:
             if wanted(self.read()[name]):
                 return time.perf_counter()
             time.sleep(POLL_S)
-        raise BenchError(f"{name} did not come to what it should within {self._limit_s:.0f} s.")
+        raise BenchError(f"{name} did not reach its expected value within {self._limit_s:.0f} s.")
 
     def close(self) -> None:
         self._connection.close()

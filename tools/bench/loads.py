@@ -162,7 +162,7 @@ def stranger(n_before: int, n_words: int) -> Callable[..., list[Prompt]]:
 SHORTEST, LONGEST, COMMON = 20, 1200, 200
 FEWEST_OUT, MOST_OUT = 16, 200
 SHARE_OF_LONG = math.log(LONGEST / SHORTEST) / math.log(LONGEST / COMMON) / 3
-"""Fraction, of the prompts longer than the common prefix, that share it; a third of all."""
+"""Fraction of the prompts longer than the common prefix that share it: a third of all prompts."""
 
 
 def arriving(
@@ -221,7 +221,7 @@ def read_steady(streams: list[TokenStream], prompts: list[Prompt]) -> Metrics:
     began = max(stream.token_times_s[0] for stream in streams)
     ended = min(stream.token_times_s[-1] for stream in streams)
     if ended <= began:
-        raise BenchError("The streams never ran all at once.")
+        raise BenchError("The streams never all ran at the same time.")
     n_tokens = sum(began < at <= ended for stream in streams for at in stream.token_times_s)
     steady = {"steady_tokens_per_s": n_tokens / (ended - began)}
     return read_throughput(streams, prompts) | steady
@@ -231,7 +231,7 @@ def _check_length(stream: TokenStream, n_out: int) -> None:
     counted = stream.n_tokens if stream.n_tokens is not None else len(stream.token_times_s)
     # If a server sends no usage, events are counted; it may hold back a token of incomplete text.
     if counted < n_out * 0.95 or counted > n_out:
-        raise BenchError(f"A stream brought {counted} tokens instead of {n_out}.")
+        raise BenchError(f"A stream returned {counted} tokens instead of {n_out}.")
 
 
 def read_join(streams: list[TokenStream], prompts: list[Prompt]) -> Metrics:

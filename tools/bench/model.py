@@ -147,7 +147,7 @@ def bench_model(peers: Peers, name: str, quant: str, size: Size = USUAL) -> Benc
     path, words_file = folder / f"model-{quant}.gguf", folder / "words.json"
     source = path if size.is_large else folder / "model-F16.gguf"
     if size.is_large and quant != blocks.QUANT:
-        raise BenchError(f"The large models are made as {blocks.QUANT}; {quant} is not.")
+        raise BenchError(f"Large models are only available as {blocks.QUANT}, not as {quant}.")
     vocab = peers.sources / "vendor" / "llama.cpp" / "models" / VOCAB_FILES[name]
     with store.lock("bench-models"):
         if not (source.is_file() and words_file.is_file()):

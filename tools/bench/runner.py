@@ -130,7 +130,7 @@ class Runner:
             found = self._measure(reference, servers[reference.kind.name], load, number)
             capacity = (self.n_arrivals // 2) / found["wall_s"]
             self.capacities.append(capacity)
-            print(f"  {reference.name} bears {capacity:.2f} requests a second", flush=True)
+            print(f"  {reference.name} handles {capacity:.2f} requests a second", flush=True)
             for index, share in enumerate(shares):
                 load = open_load(share, self.n_arrivals, capacity)
                 for subject in self._rotated(order, index):

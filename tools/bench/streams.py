@@ -131,6 +131,6 @@ def token_stream(recording: Recording) -> TokenStream:
             arrivals.append(at)
             texts.append(text)
     if not arrivals:
-        raise BenchError("A stream ended without a single token.")
+        raise BenchError("A stream ended without any token.")
     text, times = "".join(texts), tuple(arrivals)
     return TokenStream(recording.sent_s, times, text, finish, n_tokens, n_prompt, n_cached)

@@ -63,7 +63,7 @@ def whole_answer(recording: Recording) -> TokenStream:
     answer = json.loads(b"".join(data for _, data in pieces))
     items = answer.get("data", answer.get("results"))
     if not items:
-        raise BenchError(f"A call was answered {json.dumps(answer)[:300]}.")
+        raise BenchError(f"A call returned {json.dumps(answer)[:300]}.")
     return TokenStream(recording.sent_s, (pieces[-1][0],), "", None, len(items))
 
 
@@ -71,7 +71,7 @@ def read_texts(answers: list[TokenStream], prompts: list[Prompt]) -> Metrics:
     counts = [len(prompt.fields["input"]) for prompt in prompts]
     for answer, count in zip(answers, counts, strict=True):
         if answer.n_tokens not in (count, min(count, TOP)):
-            raise BenchError(f"A call brought {answer.n_tokens} results of {count} texts.")
+            raise BenchError(f"A call returned {answer.n_tokens} results for {count} texts.")
     first = min(answer.sent_s for answer in answers)
     last = max(answer.token_times_s[-1] for answer in answers)
     times = [answer.e2e_s for answer in answers]

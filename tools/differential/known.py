@@ -36,13 +36,13 @@ class Known(NamedTuple):
     when: Callable[[Asked, Difference], bool] = always
 
 
-def _two_forms(asked: Asked, found: Difference) -> bool:
+def _has_two_formats(asked: Asked, found: Difference) -> bool:
     """Whether the request has two of: a grammar, a schema, a forced call."""
     forms = ("grammar", "json_schema", "response_format", "tools")
     return len({*forms} & set(asked.body or ())) > 1
 
 
-def _typical_of_forbidden(asked: Asked, found: Difference) -> bool:
+def _typical_beside_zeros(asked: Asked, found: Difference) -> bool:
     """Whether typical_p is applied while some tokens already have probability 0."""
     body = asked.body or {}
     forbids = body.get("ignore_eos") or "false" in json.dumps(body.get("logit_bias"))
@@ -53,7 +53,7 @@ def _is_drawn(asked: Asked, found: Difference) -> bool:
     return asked.body.get("temperature", 1) > 0 and asked.body.get("post_sampling_probs") is True
 
 
-def _keeps_the_end(asked: Asked, found: Difference) -> bool:
+def _keeps_a_stop_beginning(asked: Asked, found: Difference) -> bool:
     """Whether there are stops, and the worker's text is llama-server's plus a little more."""
     stops = asked.body.get("stop") or asked.body.get("stop_sequences")
     texts = isinstance(found.theirs, str) and isinstance(found.ours, str)
@@ -144,7 +144,7 @@ def _fits(asked: Asked, found: Difference) -> bool:
     return any(fits)
 
 
-def _is_of_nothing(asked: Asked, found: Difference) -> bool:
+def _is_empty_event(asked: Asked, found: Difference) -> bool:
     """Whether llama-server's event has no text, even if its last one has other fields."""
     if isinstance(found.theirs, dict):
         return not found.theirs.get("content")
@@ -163,7 +163,7 @@ def _numbers(asked: Asked, found: Difference) -> bool:
     return all(isinstance(each, int | float) for each in (found.theirs, found.ours))
 
 
-def _says(*names: str) -> Callable[[Asked, Difference], bool]:
+def _mentions(*names: str) -> Callable[[Asked, Difference], bool]:
     """Whether the request has one of these fields, or contains such a text."""
 
     def check(asked: Asked, found: Difference) -> bool:
@@ -173,7 +173,7 @@ def _says(*names: str) -> Callable[[Asked, Difference], bool]:
     return check
 
 
-def _several(*names: str) -> Callable[[Asked, Difference], bool]:
+def _has_several(*names: str) -> Callable[[Asked, Difference], bool]:
     """Whether the request has several texts to embed, prompts or choices."""
 
     def check(asked: Asked, found: Difference) -> bool:
@@ -186,7 +186,7 @@ def _several(*names: str) -> Callable[[Asked, Difference], bool]:
     return check
 
 
-def _null(asked: Asked, found: Difference) -> bool:
+def _has_null(asked: Asked, found: Difference) -> bool:
     return isinstance(asked.body, dict) and None in asked.body.values()
 
 
@@ -203,226 +203,226 @@ CONTROL = "<|im_start|>"
 KNOWN = (
     # --- each server's own values ---
     Known(
-        "made anew for each answer",
+        "new for each answer",
         ("*.id", "*.created", "*.created_at", "*.item_id", "*.call_id", "*.correlation_id"),
     ),
     Known("times are measured", ("*.timings.*_ms", "*.timings.*_per_second"), when=_numbers),
     Known(
-        "the model has the name of its file, never a path",
+        "the model is named after its file, never by a path",
         ("*.model", "*.model_alias", "*.model_path", "*.data.aliases"),
     ),
-    Known("it begins with llama.cpp's build, and names this worker", ("*.system_fingerprint",
+    Known("llama.cpp's build, followed by this worker's name", ("*.system_fingerprint",
           "*.build_info"), "both"),
-    Known("llama-server draws one for each start", ("*.media_marker",), "both"),
+    Known("llama-server draws a new one at each start", ("*.media_marker",), "both"),
     Known(
-        "what is cached depends on what came before, and where it is kept",
+        "cached tokens depend on earlier requests and on where they are kept",
         ("*.cached_tokens", "*.cache_n", "*.prompt_n", "*.cache_read_input_tokens",
          "*.usage.input_tokens", "*.prompt_progress.*"),
         "both",
         when=_numbers,
     ),
-    Known("progress is told as often as steps are computed", ("*.prompt_progress",)),
+    Known("progress is reported once per computed step", ("*.prompt_progress",)),
     Known(
-        "llama-server tells a token 0 with each progress",
+        "llama-server sends a token 0 with each progress event",
         ("stream.event*.tokens",),
         "both",
-        when=_says('"return_progress": true'),
+        when=_mentions('"return_progress": true'),
     ),
-    Known("a slot is not named: none is anybody's", ("*.id_slot",), "both"),
-    Known("a drawn seed is told, not -1", ("*.generation_settings.seed",), "both"),
-    Known("this project's name", ("*.owned_by",), "both"),
+    Known("slots are not named, because requests do not own them", ("*.id_slot",), "both"),
+    Known("a drawn seed is returned, not -1", ("*.generation_settings.seed",), "both"),
+    Known("the name of this project", ("*.owned_by",), "both"),
     # --- states: each server's own words ---
-    Known("the health of a worker is its own", ("answer.*",), paths=("/health", "/v1/health")),
+    Known("a worker's health has its own format", ("answer.*",), paths=("/health", "/v1/health")),
     Known(
-        "settings of a request stand in its answer alone",
+        "a request's settings are only in its answer",
         ("*.default_generation_settings.params.*",),
         "theirs",
     ),
     Known(
-        "the settings of a silent request are told as those of an answer are, all of them",
+        "all default settings are returned, like those of an answer",
         ("*.default_generation_settings.params.*",),
         "ours",
     ),
     Known("/api/tags lists it for Ollama's clients", ("answer.models",), "theirs"),
-    Known("what routers and pickers read", ("answer.data.root", "answer.data.parent",
+    Known("fields for routers and endpoint pickers", ("answer.data.root", "answer.data.parent",
           "answer.data.architecture", "answer.data.status"), "ours"),
-    Known("what Anthropic's clients read", ("answer.data.type", "answer.data.display_name",
+    Known("fields for Anthropic's clients", ("answer.data.type", "answer.data.display_name",
           "answer.data.created_at", "answer.data.lifecycle", "answer.data.max_input_tokens",
           "answer.data.max_tokens", "answer.has_more", "answer.first_id",
           "answer.last_id"), "ours"),
-    Known("named as everywhere here", ("*.ftype", "*.model_ftype"), "both"),
-    Known("llama.cpp's number of a tokenizer's kind; /info has its name", ("*.vocab_type",)),
-    Known("this worker has them always", ("answer.endpoint_metrics", "answer.ui"), "both"),
-    Known("a page's or a proxy's, which are not here", ("answer.ui_settings",
+    Known("named as everywhere in this project", ("*.ftype", "*.model_ftype"), "both"),
+    Known("llama.cpp's number of the tokenizer's kind; /info has its name", ("*.vocab_type",)),
+    Known("this worker always has them", ("answer.endpoint_metrics", "answer.ui"), "both"),
+    Known("settings of a page or proxy that do not exist here", ("answer.ui_settings",
           "answer.cors_proxy_enabled"), "theirs"),
-    Known("what a template takes, each message is made to fit", ("*.chat_template_caps",)),
+    Known("messages are adapted to the template's capabilities", ("*.chat_template_caps",)),
     # --- structured output ---
     Known(
-        "/completions is OpenAI's, as with /v1: clients send there whose base URL is without it",
+        "/completions is OpenAI's, as with /v1, for clients whose base URL lacks it",
         ("answer*", "stream*"),
         paths=("/completions",),
     ),
     Known(
-        "/embeddings is OpenAI's, as with /v1; /embedding has llama-server's form",
+        "/embeddings is OpenAI's, as with /v1; /embedding has llama-server's format",
         ("answer*",),
         paths=("/embeddings",),
     ),
-    Known("OpenAI's own form of log-probabilities", ("*.choices.logprobs*",), paths=OPENAI),
+    Known("OpenAI's own format of log-probabilities", ("*.choices.logprobs*",), paths=OPENAI),
     Known("OpenAI's SDK has the field", ("*.refusal", "*.cache_write_tokens",
           "*.output_tokens_details",
           "*.completion_tokens_details", "*.cache_creation_input_tokens"), "ours"),
-    Known("a response has all fields that OpenAI's have", ("*",), "ours", ("*/responses",)),
-    Known("usage comes in a stream where it is asked for, as OpenAI's", ("*.usage",), "theirs",
+    Known("a response has all of OpenAI's fields", ("*",), "ours", ("*/responses",)),
+    Known("a stream has usage only on request, as at OpenAI", ("*.usage",), "theirs",
           OPENAI),
-    Known("the end of a message tells all of its usage", ("stream.message_delta.usage.*",), "ours"),
-    Known("a vector's form is the one that was asked for", ("*.encoding_format",), "theirs"),
+    Known("the end of a message has all of its usage", ("stream.message_delta.usage.*",), "ours"),
+    Known("a vector has the requested format", ("*.encoding_format",), "theirs"),
     Known("vLLM's, beside llama-server's", ("answer.count", "answer.max_model_len"), "ours"),
-    Known("a grammar, a parser or a draft of llama-server's own", (
+    Known("internals of llama-server's grammar, parser or draft", (
         *(f"*.generation_settings.{name}" for name in (
             "n_keep", "n_discard", "grammar_lazy", "grammar_triggers", "preserved_tokens",
             "chat_format", "reasoning_format", "reasoning_in_content", "generation_prompt",
             "speculative.types", "backend_sampling", "lora",
         )),
     ), "theirs"),
-    Known("the prompt is told as it was sent", ("*.prompt",), paths=OWN),
-    Known("tokens are guessed here without being asked", ("answer.speculative",), "both"),
+    Known("the prompt is returned as it was sent", ("*.prompt",), paths=OWN),
+    Known("tokens are guessed here by default", ("answer.speculative",), "both"),
     Known(
         "ignore_eos forbids the ends of generation without a list of them",
         ("*.logit_bias",),
         "both",
-        when=_says("ignore_eos"),
+        when=_mentions("ignore_eos"),
     ),
     # --- counts ---
     Known(
         "all prompts and choices of an answer are counted together",
         ("*.usage.*", "*.timings.*"),
         "both",
-        when=_several("n", "n_cmpl", "prompt"),
+        when=_has_several("n", "n_cmpl", "prompt"),
     ),
     Known(
-        "what looks like a control token in a message, document or file is a text: nobody writes "
-        "turns for others",
+        "a control token spelled out in a message, document or file is text, so that nobody "
+        "can forge turns",
         ("*",),
         "both",
         (*CHATS, "*rerank*", "/infill"),
-        when=_says(CONTROL),
+        when=_mentions(CONTROL),
     ),
     Known(
-        "an empty text of instructions is none, and so is null",
+        "empty instructions count as missing, and so does null",
         ("*",),
         paths=("*/responses*",),
-        when=_says('"instructions": ""', '"instructions": null'),
+        when=_mentions('"instructions": ""', '"instructions": null'),
     ),
     Known(
-        "a control token is spelled out among the likely ones, not left empty; half a character "
-        "is told by a sign",
+        "a control token among the likely ones is spelled out, not left empty; half a character "
+        "is a replacement character",
         ("*probs.token", "*probs.bytes", "*_probabilities.token", "*_probabilities.bytes"),
         "both",
         when=lambda asked, found: not found.theirs or _is_half(found),
     ),
     Known(
-        "an event without anything in it is not sent",
+        "empty events are not sent",
         ("stream.None", "stream.event*"),
         "theirs",
-        when=_is_of_nothing,
+        when=_is_empty_event,
     ),
     Known(
-        "the bias of a text is told as it was sent",
+        "the bias of a text is returned as it was sent",
         ("*.generation_settings.logit_bias*",),
         "both",
-        when=_says("logit_bias"),
+        when=_mentions("logit_bias"),
     ),
     Known(
-        "a text without anything in it is empty, as OpenAI's, and not null",
+        "an empty text is a string, as at OpenAI, and not null",
         ("stream.*.delta.content",),
         when=lambda asked, found: (found.theirs, found.ours) == (None, ""),
     ),
     # --- computed values ---
     Known(
-        "of the texts that a form allows it has another: what must come is written in the "
-        "tokenizer's own tokens, JSON may have white space, and Responses and Messages force calls",
+        "another text that the constraint allows: forced text is in the tokenizer's own tokens, "
+        "JSON may have whitespace, and Responses and Messages force calls",
         (*_OF_TEXT, "*.output*", "*.stop_reason"),
         when=_fits,
     ),
     Known(
-        "a template that knows no tools is told of them in words",
+        "a template without tools gets them described in words",
         ("*.input_tokens", "*.prompt"),
         paths=CHATS,
-        when=_says('"tools": [{'),
+        when=_mentions('"tools": [{'),
     ),
     Known(
-        "llama.cpp's typical_p computes with NaN where tokens have no odds, as those that "
+        "llama.cpp's typical_p computes NaN for tokens with probability 0, such as those that "
         "top_n_sigma drops",
         _OF_TEXT,
-        when=_typical_of_forbidden,
+        when=_typical_beside_zeros,
     ),
     Known(
-        "each server draws by random numbers of its own",
+        "each server has its own random numbers",
         tuple(f"*_probabilities.{name}" for name in ("token", "bytes", "prob")),
         "both",
         when=_is_drawn,
     ),
     Known(
-        "half a character at the end has no odds in llama-server's answer",
+        "half a character at the end has no probability in llama-server's answer",
         ("*.completion_probabilities",),
         "ours",
         when=_is_drawn,
     ),
     Known(
-        "what only begins as a stop does is sent when the answer ends; llama-server keeps it",
+        "a possible beginning of a stop is sent when the answer ends; llama-server drops it",
         _OF_TEXT,
-        when=_keeps_the_end,
+        when=_keeps_a_stop_beginning,
     ),
     Known(
-        "an empty text stops nothing",
+        "an empty stop never matches",
         (*_OF_TEXT, "*.generation_settings.stop"),
-        when=_says('"stop": [""]'),
+        when=_mentions('"stop": [""]'),
     ),
     Known(
-        "a schema is no grammar of llama.cpp's",
+        "a schema is not converted to a grammar of llama.cpp",
         ("*.generation_settings.grammar",),
-        when=_says("json_schema", '"schema"', "json_object"),
+        when=_mentions("json_schema", '"schema"', "json_object"),
     ),
     Known(
-        "several texts have the vectors that each has alone; not in llama-server",
+        "several texts have the same vectors as each alone, unlike in llama-server",
         ("*.embedding*",),
         "both",
-        when=_several("input", "content"),
+        when=_has_several("input", "content"),
     ),
     Known(
-        "a refusal names the field that is at fault, in the worker's words",
+        "an error names the wrong field, in the worker's words",
         ("answer.error.*",),
         paths=("/v1/embeddings",),
     ),
     Known(
-        "content is llama-server's own word, which has its own form on each path",
+        "content is llama-server's own field, with a different format on each path",
         ("status",),
         paths=("/v1/embeddings",),
-        when=_says("content"),
+        when=_mentions("content"),
     ),
     Known(
-        "other files of a project come whole, or are refused as too long; llama-server cuts",
+        "other files of a project are used whole or refused as too long; llama-server cuts them",
         ("*",),
         "both",
         ("/infill",),
-        when=_says("filename", "input_extra"),
+        when=_mentions("filename", "input_extra"),
     ),
-    Known("equal documents are in any order", ("*.index",), when=_equal_documents),
+    Known("equal documents may be in any order", ("*.index",), when=_equal_documents),
     Known(
-        "a stop that has ended a message is its reason, as Anthropic's",
+        "a stop that ended a message is its stop reason, as at Anthropic",
         ("*.stop_reason",),
         paths=("/v1/messages",),
         when=lambda asked, found: (found.theirs, found.ours) == ("end_turn", "stop_sequence"),
     ),
     # --- what is accepted ---
     Known(
-        "of two forms for an answer one counts: a forced call, else the first",
+        "of two formats for an answer one counts: a forced call, else the first",
         ("status",),
         paths=CHATS,
-        when=_two_forms,
+        when=_has_two_formats,
     ),
     Known(
-        "llama-server fails in itself, such as over a grammar that ends where no end may come",
+        "llama-server has an internal error, as with a grammar that ends where no end is allowed",
         ("status", "stream.*"),
         when=lambda asked, found: (
             found.theirs == 500
@@ -431,7 +431,7 @@ KNOWN = (
             and _fits(asked, found)
         ),
     ),
-    Known("null is absent, everywhere", ("status",), when=_null),
+    Known("null counts as absent everywhere", ("status",), when=_has_null),
     Known(
         "an answer that max_output_tokens ended is incomplete",
         ("*.status", "*.completed_at", "stream.response.completed", "stream.response.incomplete"),

@@ -43,7 +43,7 @@ class Pair:
     model: Path
     scratch: Path
     requests: Callable[[Random], Iterator[Asked]]
-    """Makes a request for each path in turn."""
+    """Yields requests for each path in turn, endlessly."""
     flags: tuple[str, ...] = ()
     """Additional flags for both."""
     theirs: tuple[str, ...] = ()

@@ -31,7 +31,7 @@ _SOURCE = Path(__file__).with_name("layer.c")
 _SHARE = struct.Struct("8Q")
 """`Share` in `layer.c`: a process's bytes on each card."""
 _LAST_SHARE = 255
-"""Entries of the state file; a process with a GPU takes the first free ones."""
+"""Last entry of the state file; processes with a GPU take the first free ones."""
 
 
 class NoCards(Exception):
@@ -117,7 +117,9 @@ def drivers() -> tuple[Path, Path]:
         for name in ("libvulkan.so.1", "libvulkan_lvp.so")
     ]
     if found[0] is None or found[1] is None:
-        raise NoCards("Mesa's software Vulkan driver is not here (Debian: mesa-vulkan-drivers)")
+        raise NoCards(
+            "Mesa's software Vulkan driver is not installed (Debian: mesa-vulkan-drivers)"
+        )
     _check(found[1])
     return found[0], found[1]
 

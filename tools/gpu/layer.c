@@ -1,9 +1,9 @@
-/* A Vulkan layer for tests: each software device looks like a GPU with a memory that is really bounded.
+/* A Vulkan layer for tests: each software device looks like a GPU whose memory is really limited.
  *
- * VK_TEST_CARDS="discrete:600,integrated:900:no-budget" (MiB) describes one card for each device that the
- * drivers have, in their order. VK_TEST_CACHE names a file in which processes tell each other how much
- * they have allocated, as on one card. Each locks the byte whose offset is its share's number, so the share of
- * a process that has ended counts no more. Without that file a process is alone.
+ * VK_TEST_CARDS="discrete:600,integrated:900:no-budget" (MiB) describes one card for each device of the
+ * drivers, in their order. VK_TEST_CACHE names a file in which processes record how much they have allocated,
+ * as if they shared the cards. Each locks the byte whose offset is its share's number, so the share of a
+ * process that has ended no longer counts. Without that file a process is alone.
  */
 #include <fcntl.h>
 #include <pthread.h>
@@ -70,7 +70,7 @@ static void describe(void) {
     free(text);
 }
 
-/* Locks a share's byte, or asks whether another process has done so. */
+/* Locks a share's byte, or checks whether another process has locked it. */
 static int lock_share(int i, int command) {
     struct flock byte = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = i, .l_len = 1};
     int result = fcntl(state, command, &byte);
@@ -98,8 +98,8 @@ static uint64_t used_by_all(int card) {
     return sum;
 }
 
-/* Functions below this layer, asked for while the instance is made: later the loader would answer with
- * this layer's own. */
+/* Functions below this layer, looked up while the instance is created: later the loader would return this
+ * layer's own. */
 static PFN_vkEnumeratePhysicalDevices next_devices;
 static PFN_vkGetPhysicalDeviceProperties next_properties;
 static PFN_vkGetPhysicalDeviceProperties2 next_properties2;
@@ -107,7 +107,7 @@ static PFN_vkGetPhysicalDeviceMemoryProperties next_memory;
 static PFN_vkGetPhysicalDeviceMemoryProperties2 next_memory2;
 static PFN_vkEnumerateDeviceExtensionProperties next_extensions;
 
-/* The card's index, or -1 for a device beyond those that are described. */
+/* The card's index, or -1 for a device without a description. */
 static int card_of(VkPhysicalDevice device) {
     pthread_mutex_lock(&lock);
     if (!n_found) {
@@ -122,7 +122,7 @@ static int card_of(VkPhysicalDevice device) {
     return -1;
 }
 
-/* --- what a device says about itself -------------------------------------------------------------- */
+/* --- properties of a device -------------------------------------------------------------- */
 
 static void dress(VkPhysicalDevice device, VkPhysicalDeviceProperties *told) {
     int card = card_of(device);

@@ -32,7 +32,7 @@ VISION |= {"num_attention_heads": 2, "image_size": SIDE, "patch_size": PATCH}
 QWEN: dict[str, Any] = {"depth": 3, "num_heads": 2, "patch_size": PATCH}
 DEEPER = {"num_position_embeddings": N_PATCHES**2, "deepstack_visual_indexes": [0, 1]}
 WINDOWS = {"intermediate_size": 48, "fullatt_block_indexes": [1], "patch_size": 14}
-"""A processor with windows of 8 patches a side, which llama.cpp always uses."""
+"""Settings with windows of 8 patches a side, which llama.cpp always uses."""
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma-3": (
         "Gemma3Config",

@@ -21,7 +21,7 @@ if sys.argv[1:] != ["mlx"]:
 
 FOLDER = Path(__file__).parents[2] / "tests/data/quantised"
 SHAPE = (36, 64)
-"""The length of a row is not a multiple of the eight numbers in an I32."""
+"""The number of rows is not a multiple of the eight numbers in an I32."""
 PACKED = "pack-quantized"
 FORMATS: dict[str, tuple[str, dict[str, Any]]] = {
     "int4": (PACKED, {"num_bits": 4, "group_size": 32}),

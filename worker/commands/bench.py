@@ -22,7 +22,7 @@ from rich.live import Live
 from rich.table import Table
 
 from worker.commands.console import Console
-from worker.commands.served import connection_lost, headers_of, own_worker
+from worker.commands.served import disconnected, headers_of, own_worker
 from worker.errors import ConfigError, WorkerError
 from worker.settings import Settings
 
@@ -145,7 +145,7 @@ async def _stream(client: httpx.AsyncClient, words: random.Random, max_tokens: i
                 if last.get("type") == "token" and first_s is None:
                     first_s = time.monotonic() - began
     except httpx.HTTPError as error:
-        raise connection_lost(error) from error
+        raise disconnected(error) from error
     seconds = time.monotonic() - began
     if last.get("type") != "end" or first_s is None:
         # Status 400 means that the settings or the model do not allow it.

@@ -19,13 +19,7 @@ import httpx
 from rich.status import Status
 
 from worker.commands.console import Console
-from worker.commands.served import (
-    CONNECT_SECONDS,
-    client_of,
-    connection_lost,
-    headers_of,
-    own_worker,
-)
+from worker.commands.served import CONNECT_SECONDS, client_of, disconnected, headers_of, own_worker
 from worker.errors import WorkerError, escaped
 from worker.settings import Settings
 
@@ -93,7 +87,7 @@ class _Conversation:
                     if line.startswith("data: {"):
                         take(json.loads(line.removeprefix("data: ")), answer, console, waiting)
         except httpx.HTTPError as error:
-            raise connection_lost(error) from error
+            raise disconnected(error) from error
         except KeyboardInterrupt:  # closing the stream cancels the request
             answer.finish_reason = "stopped"
         if console is None:
@@ -170,13 +164,12 @@ def _model_of(client: httpx.Client) -> str:
             raise WorkerError(_message(response.text))
         return str(response.json()["data"][0]["id"])
     except httpx.HTTPError as error:
-        raise connection_lost(error) from error
+        raise disconnected(error) from error
     except (ValueError, LookupError, TypeError):
         raise WorkerError(f"What answers at {client.base_url} is not a worker.") from None
 
 
 def take(chunk: dict[str, Any], answer: Answer, console: Console | None, waiting: Status) -> None:
-    """Add a chunk of the stream to the answer, and show it. Raises `WorkerError` for an error."""
     if "error" in chunk:
         raise WorkerError(str(chunk["error"]["message"]))
     if progress := chunk.get("prompt_progress"):

@@ -58,8 +58,6 @@ class Check:
 
 @dataclass(slots=True)
 class Diagnosis:
-    """All checks, in order."""
-
     command: str
     checks: list[Check] = field(default_factory=list)
     details: dict[str, Any] = field(default_factory=dict)

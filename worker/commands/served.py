@@ -67,7 +67,7 @@ def client_of(settings: Settings, *, is_probe: bool = False) -> httpx.Client:
     )
 
 
-def connection_lost(error: httpx.HTTPError) -> WorkerError:
+def disconnected(error: httpx.HTTPError) -> WorkerError:
     return WorkerError(
         f"The connection to the worker was lost: {str(error) or type(error).__name__}."
     )

@@ -3,8 +3,8 @@
 This module has both ends. `serve` runs in the program. It forks a server process that answers the
 requests on standard input. The server can open no files, and is killed when a request's time is
 over, whatever native code it is in; then the program answers in its place, and forks the next one.
-Except on Linux, only that time bounds its memory. `BoundedProgram` starts the program and sends it
-requests, on any thread.
+On other systems than Linux, only that time bounds its memory. `BoundedProgram` starts the program
+and sends it requests, on any thread.
 
 A request is its limit of CPU seconds and its size, then as many bytes. An answer is how the request
 ended and a size, then as many bytes. After a failure nobody knows how much of the request has been
@@ -34,8 +34,7 @@ _ANSWERED, _LATE, _DIED, _SKIPPED = range(4)
 
 
 class Ended(Exception):
-    """The server ended without an answer: its time was over, or it died, for example because it
-    needed too much memory."""
+    """The server gave no answer: its time was over, or it died, such as for lack of memory."""
 
     def __init__(self, why: Literal["time", "death"]) -> None:
         super().__init__(why)
@@ -43,13 +42,12 @@ class Ended(Exception):
 
 
 class Gone(Exception):
-    """The program itself has died, for example because the system ran out of memory. The walls of
-    this process do not let it start another."""
+    """The program itself has died, for example because the system ran out of memory. Inside its
+    walls, this process cannot start another."""
 
 
 class BoundedProgram:
-    """Starts the program at once, and waits for it at the first request. The program and all that
-    it has forked end with this process."""
+    """Starts the program; the first request waits for it. All its processes end with this one."""
 
     def __init__(self, module: str, *, is_quiet: bool = False) -> None:
         """`module` is the program's; `is_quiet` discards its standard error."""
@@ -70,7 +68,7 @@ class BoundedProgram:
             pass
 
     def ask(self, request: bytes, seconds: float) -> bytes:
-        """The answer to a request, which may use so many CPU seconds.
+        """The answer to a request, which may use so many `seconds` of CPU time.
 
         Raises:
             Ended: the server was killed or died; the next request gets a new one.

@@ -74,6 +74,6 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
         rights &= _OF_A_FILE
     rule = _PathBeneath(rights, place)
     syscall(_ADD_RULE, ruleset, _PATH_BENEATH, ctypes.byref(rule), 0)
-    # Under memory pressure the kernel drops unused inodes of /proc, and with them their rules.
+    # Under memory pressure the kernel replaces unused inodes of /proc by ones without rules.
     if not path.startswith("/proc/"):
         os.close(place)

@@ -65,7 +65,7 @@ class Walls:
             self._raise("system_calls", _restrict_calls)
 
     def close(self) -> tuple[Wall, ...]:
-        """Raise the rest and report all, once the model is loaded and a GPU's driver connected."""
+        """Raise the rest, once the model is loaded and a GPU's driver is connected; return all."""
         if self._settings.on_gpu:
             self._raise("system_calls", _restrict_calls)
         return tuple(self._found)
@@ -96,7 +96,7 @@ def _restrict_files(rules: Iterable[tuple[str, int]]) -> str:
     n_others = len(os.listdir("/proc/self/task")) - 1
     version = landlock.restrict(rules)
     if n_others:
-        raise OSError(errno.EBUSY, f"{n_others} threads that existed before are not bound")
+        raise OSError(errno.EBUSY, f"threads that existed before are not bound: {n_others}")
     return f"Landlock {version}"
 
 

@@ -130,7 +130,7 @@ def _pairs(folder: Path, config: dict[str, Any], base: GgufHeader) -> list[Pair]
     pairs = []
     for module, found in parts.items():
         if set(found) != {"A", "B"} or found["A"].shape[0] != found["B"].shape[1]:
-            raise ModelError(f"The module {module!r} of {path} lacks two matrices of one rank.")
+            raise ModelError(f"The module {module!r} of {path} needs two matrices of one rank.")
         factor = _factor(config, module, found["A"].shape[0])
         if not abs(factor) < MOST:  # False for a NaN.
             raise ModelError(f"The scale of the module {module!r} of {path} is {factor}.")
@@ -175,7 +175,7 @@ def _placed(module: str, a: Matrix, b: Matrix, base: GgufHeader, path: Path) -> 
 
 def _rules(module: str, base: GgufHeader, there: Set[str], path: Path) -> list[tuple[Into, str]]:
     """The rules for the module's weight, with the names in the GGUF. Several families may have the
-    same architecture: the first whose names are all in `there` is used."""
+    same architecture: the first whose names are all in `there` is used, else the first."""
     at, found = Place.of(f"{module}.weight"), []
     for family in FAMILIES:
         rules = family.becomes(at.form) if family.architecture == base.architecture else None

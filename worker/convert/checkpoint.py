@@ -31,7 +31,8 @@ READABLE: Mapping[str, str] = {"BF16": "<u2", "F16": "<f2", "F32": "<f4"}
 _RAW = "u1"
 """Tensors of any other type are read as bytes."""
 _TILE_BYTES, _N_TILES = 8 << 20, 8
-"""Size and number of cached tiles: row ranges of transposed tensors, gathered from whole files."""
+"""Size and number of cached tiles. A tile has some rows of a transposed tensor, whose bytes are
+scattered over all of the stored one."""
 
 
 @dataclass(slots=True)

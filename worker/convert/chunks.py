@@ -1,8 +1,8 @@
 """Works on tensors in chunks of rows, on a few threads, with bounded memory.
 
-A chunk is a quarter of a million values, so its source, its float32 form and its result stay in the
-processor's caches; it is larger only if `RowSpan.make` computes all rows at once. Threads take
-chunks in file order, so reads and writes stay sequential.
+A chunk has a quarter of a million values, so its source, its float32 form and its result stay in
+the processor's caches. It is larger only if a row or rotary head is, or if `RowSpan.make` computes
+all rows at once. Threads take chunks in file order, so reads and writes stay sequential.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from worker.convert.tensor_plan import OutputTensor, RowSpan
 
 CHUNK_ELEMENTS = 1 << 18
 _LARGE_BYTES = 16 << 20
-"""Larger chunks are processed one at a time: those whose rows are all computed at once."""
+"""Larger chunks, such as a tensor whose rows are computed at once, are processed one at a time."""
 
 _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1
 

@@ -36,7 +36,7 @@ def read_pooling(checkpoint: Checkpoint) -> PoolingType | None:
         if kind == "Pooling":
             file = checkpoint.folder / str(module.get("path")) / "config.json"
             if not is_pooling_config(file) or file.parent.parent != checkpoint.folder:
-                raise ModelError(f"{path}: its pooling needs a folder's name such as 1_Pooling")
+                raise ModelError(f"{path}: the folder of its pooling must be named like 1_Pooling")
             found = _pooling(file)
         elif kind == "Dense":
             _check_dense(checkpoint.folder / str(module.get("path")))
@@ -69,5 +69,5 @@ def _pooling(path: Path) -> PoolingType:
     if not others and settings.get("pooling_mode") in _NAMES:
         return _NAMES[settings["pooling_mode"]]
     if len(chosen) != 1 or len(others) != 1:
-        raise ModelError(f"{path}: llama.cpp has one pooling, by mean, CLS or last token")
+        raise ModelError(f"{path}: llama.cpp pools by mean, CLS or last token, not by several")
     return chosen[0]

@@ -1,7 +1,8 @@
 """Plans a conversion and checks it: family, sizes, tensors, metadata, tokenizer.
 
-Runs on the converter's main thread, before the output is written. The only weights read here are
-those to compare; llama.cpp's own converter, if it is needed, runs here, too.
+Runs on the converter's main thread, before the output is written. Of the weights, it reads those
+on which the plan depends, such as a head to compare with the embedding. llama.cpp's own converter
+runs here, too, if it is needed.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def prepare_checked(source: Path, options: Options) -> Conversion:
     source's. A known difference becomes a note and a metadata key. A projector is only prepared.
 
     Raises:
-        ModelError: as for `prepare`; llama.cpp refuses the model, or unexpected token ids differ.
+        ModelError: as for `prepare`; or llama.cpp refuses the model, or ids differ unexpectedly.
         ConfigError: `options.pre_tokenizer` is not a name that llama.cpp knows.
     """
     if options.projector:
@@ -101,9 +102,9 @@ def prepare_checked(source: Path, options: Options) -> Conversion:
                 raise unknown(options.pre_tokenizer) from None
             raise
     if checked.differing:
-        sentence = (
+        sentence = (  # `verify` compares it with that in the file, so its words must not change.
             f"token ids differ from the source's for {len(checked.differing)} of {checked.n_texts} "
-            f"test texts: llama.cpp splits differently {checked.reason}, as in "
+            f"test texts: llama.cpp splits otherwise {checked.reason}, as in "
             f"{checked.differing[0]!r}"
         )
         made.metadata[manifest.DIFFERENCE] = sentence
@@ -138,7 +139,7 @@ def _prepare(source: Path, options: Options) -> Conversion:
             Keys.General.NAME: _safe_name(options.name or name_of(source), conversion.vocabulary),
             Keys.General.FILE_TYPE: options.format.file_type,
             Keys.General.QUANTIZATION_VERSION: 2,
-            # `patch` looks for the digest's placeholder before the vocabulary.
+            # Before the vocabulary, so that `patch` soon finds the digest's placeholder.
             **manifest.provenance(source, options.outtype, options.name),
             **importance,
             **({} if options.projector else settings),

@@ -49,7 +49,7 @@ _NUMBERS = ("F8_E4M3", "I8", "I32", "U8")
 """Types that need a scale; an I32 holds as many integers as fit into it, a U8 two FP4."""
 _FLOATS = ("BF16", "F16", "F32")
 _N_BITS = (2, 4, 8)
-"""Of compressed-tensors' integers. Releases differ in how they store sizes that cross words."""
+"""Of compressed-tensors' integers. Others cross words, which releases store in different ways."""
 _GPTQ_N_BITS = (2, 3, 4, 8)
 _MLX_N_BITS = (2, 3, 4, 5, 6, 8)
 _MLX_TABLES: Mapping[str, tuple[Values, Values]] = {
@@ -179,7 +179,7 @@ class Method:
 
 
 def method_of(config: Config) -> Method:
-    """Raise `ModelError` if the weights are quantised by a method that cannot be converted."""
+    """The method of the quantised weights; raises `ModelError` if it cannot be converted."""
     section = config.section("quantization_config")
     if not section.values:
         section = config.section("quantization")  # As MLX has it.
@@ -209,8 +209,8 @@ def method_of(config: Config) -> Method:
         raise ModelError(
             f"{config.name}: weights quantised by {name}{those} cannot be converted; fp8, "
             "fbgemm_fp8, mxfp4, ModelOpt's FP8 and FP4, compressed-tensors' FP8, FP4 and integers, "
-            "gptq, awq (gemm of 4 bits), bitsandbytes and MLX's can. Use the checkpoint "
-            "before its quantisation, or a GGUF",
+            "gptq, awq (gemm of 4 bits), bitsandbytes and MLX's can. Use the unquantised "
+            "checkpoint, or a GGUF",
             quant_method=name,
         )
     if section.section("transform_config").values:

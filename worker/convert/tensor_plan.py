@@ -101,7 +101,7 @@ def plan_tensors(
             configuration requires; or a tensor is unknown, ruled out or of a wrong shape.
     """
     if d.kinds and len(d.kinds) != d.n_layers:
-        raise ModelError(f"{config.name} has the kinds of {len(d.kinds)} layers for {d.n_layers}")
+        raise ModelError(f"{config.name} has {d.n_layers} layers, but the kinds of {len(d.kinds)}")
     outputs: dict[str, OutputTensor] = {}
     extra = {**llama3_factors(config, d), **family.extra_tensors(config, d)}
     for name, values in extra.items():

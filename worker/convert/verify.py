@@ -56,7 +56,7 @@ _SCALE_ERROR = 2.0**-25
 """The largest rounding error of a tiny scale: half of float16's smallest step. It allows for rows
 near zero, such as the embeddings of tokens that training never saw."""
 _FLAG_HINTS = {
-    key: f"; {flag} must be given as it was to the conversion"
+    key: f"; {flag} must be given, or not, as it was to the conversion"
     for key, flag in (
         (Keys.General.NAME, "--name"),
         (Keys.Tokenizer.PRE, "--pre-tokenizer"),
@@ -157,7 +157,7 @@ def _quantise_again(conversion: Conversion, file: Path, report: Report) -> None:
 
 
 def check_tensors(conversion: Conversion, path: Path, report: Report) -> None:
-    """Compare each tensor with what its source becomes.
+    """Compare each tensor with its converted source.
 
     Raises:
         ModelError: the file lacks a tensor, or one differs.
@@ -212,7 +212,7 @@ def _check_rows(
     kind = tensor.kind
     if kind not in _LOSS:
         if not np.array_equal(encode(source, kind), written):
-            raise _differs(tensor.name, "not those that the source becomes")
+            raise _differs(tensor.name, "not those that its source converts to")
         return
     values = to_float32(source).reshape(-1)
     lost, size = _rms(decode(written, kind) - values), _rms(values)

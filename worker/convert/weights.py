@@ -75,7 +75,7 @@ def _check_importance(path: Path, tensors: Sequence[OutputTensor]) -> None:
 
 
 def check_space(destination: Path, conversion: Conversion, what: str) -> None:
-    """Raise `ModelError` if the destination's disk lacks room for `what`, as the message says."""
+    """Raise `ModelError` if the destination's disk lacks the room that `what` needs."""
     needed = _HEADROOM_BYTES + sum(tensor.size_bytes for tensor in conversion.tensors)
     weights = sum(tensor.n_elements for tensor in conversion.tensors)
     needed += int(weights * conversion.options.format.bits_per_weight / 8)

@@ -153,7 +153,7 @@ def room_bytes(settings: EngineSettings) -> int:
 
 
 def _death(code: int | None, errors: bytes, doing: str, seconds: float) -> BackendMismatch:
-    """The error for a child with this exit code; `None` if it did not end in time."""
+    """The error for a child with this exit code, which is `None` if it did not end in time."""
     if code is None:
         return BackendMismatch(
             f"The native library did not answer within {seconds:g} seconds ({doing}); "

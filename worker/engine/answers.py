@@ -138,7 +138,7 @@ class Answers:
             else:
                 reason = "STOP_SEQUENCE"
             _emit(sequence, sequence.lines.feed(text), events, is_last=True)
-        # What is still pending was then cut off by a stop or by a limit of lines.
+        # What is still pending was then cut off by a stop or a line limit.
         is_cut = stop is not None or sequence.lines.is_over
         ended_by = () if sequence.end_token is None else (sequence.end_token,)
         started_at, first_at = sequence.started_at, sequence.first_token_at

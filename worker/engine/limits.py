@@ -30,8 +30,7 @@ class Limits(MemoryKind):
     """The target time of a step beside running streams."""
     prefix_cache: bool = True
     unified: bool = False
-    """Whether slots share one pool of cells. Otherwise each has a part of its own, and a copy
-    always copies the whole part."""
+    """Whether slots share one pool of cells. Otherwise a copy always copies a slot's whole part."""
     copy_seconds: float = 0.0
     """The time of a copy in a split pool."""
     memory_bytes: int = 0

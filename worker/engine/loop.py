@@ -162,7 +162,7 @@ class Loop:
                 return
         if self._before_step is not None:
             self._before_step(self._clock())
-        if first is not None:  # with a pooling model, it may compute
+        if first is not None:  # with a pooling model, it may compute a batch
             first()
         while not self._inbox.empty():  # this thread is the only reader
             self._inbox.get()()
@@ -221,7 +221,7 @@ class Loop:
                 n_prompt = 0
                 if n_rows > len(sizes):
                     n_prompt = sum([n for s, start, n in chunks if start < s.n_prompt])
-                if n_prompt or n_rows == len(sizes):  # rows of forced tokens cost another time
+                if n_prompt or n_rows == len(sizes):  # forced tokens would distort the measurement
                     n_rows += sum(map(len, drafts.values()))
                     self._pace.measured(n_rows - n_prompt, n_prompt, seconds)
                 self._batch_seconds = seconds

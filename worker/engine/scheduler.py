@@ -32,18 +32,15 @@ class Scheduler:
         self.running: list[Sequence] = []
         """In the order of admission: the last is the youngest."""
         self._is_full = False
-        """Whether the first waiting sequence found no slot or too few cells, and nothing has been
-        freed since."""
+        """Whether the first in the queue lacked a slot or cells, and none were freed since."""
         self._has_nan = False
         """Whether NaN was computed: the next step begins with empty cells."""
         self._trials: set[Sequence] = set()
-        """Sequences that compute their next token alone, because one of them computed NaN while
-        they ran together."""
+        """Those that compute their next token alone, because NaN was computed while they ran."""
         self._n_admitted = 0
         """How often a sequence was given cells since all cells were last emptied."""
         self._is_placed = True
-        """Whether the last search found no hole between running slots, and no sequence has started
-        or ended since."""
+        """Whether the last search found no hole to close, and no sequence came or went since."""
         self._turns = Turns(self.pace)
 
     # --- state ---------------------------------------------------------------------------
@@ -99,9 +96,8 @@ class Scheduler:
         return sequence.is_on_trial and self._n_admitted == 1
 
     def put_on_trial(self, first: Sequence) -> None:
-        """Make all running sequences start over in empty cells, and compute their next tokens one
-        sequence at a time, beginning with `first`, which has computed NaN. Attention masks do not
-        keep NaN from other sequences."""
+        """Make all running sequences start over in empty cells, and each compute a token alone:
+        `first` has computed NaN, which attention masks do not keep from the others."""
         self._has_nan = True
         self.running.remove(first)
         self.running.insert(0, first)
@@ -209,8 +205,7 @@ class Scheduler:
             self._start_over(limits)
 
     def _start_over(self, limits: Limits, *, keep: bool = True) -> None:
-        """Empty the cells and lay them out. With `keep`, what the running sequences have computed
-        is saved first."""
+        """Lay the cells out, empty. With `keep`, what running sequences have computed is saved."""
         while self.running:  # the oldest comes last, and so to the head of the queue
             self._preempt(self.running[-1], keep=keep)
         self.cache.divide(limits)
@@ -267,9 +262,8 @@ class Scheduler:
         return None
 
     def _fitting(self, sequence: Sequence, match: Match) -> Match | None:
-        """The match if the sequence then fits beside the running ones, else an empty match if that
-        fits: a state needs cells for all its tokens, even those that differ. `None` if neither
-        fits."""
+        """The match, or an empty one if only that fits beside the running sequences: a state needs
+        cells for all its tokens, even those that differ. `None` if neither fits."""
         if not self.running or self.cache.fits(sequence, match):
             return match
         match = Match(n_common=match.n_common)

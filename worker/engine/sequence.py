@@ -21,8 +21,7 @@ from worker.wire.work import InferenceRequest
 
 NO_LIMIT = 2**31
 MOST_NEW = 32
-"""With more new tokens than this, a sequence computes them like a prompt: within the prompts' share
-of a step."""
+"""More new tokens than this are computed like a prompt: within the prompts' share of a step."""
 
 
 @dataclass(slots=True, eq=False)
@@ -47,7 +46,7 @@ class Sequence:
     """The number of tokens at which it ends, prompt included."""
     holds_nothing: bool = False
     """Whether no text is held back and each token can be emitted at once. Never set with stops,
-    limits of lines or log-probabilities, nor before the first token."""
+    line limits or log-probabilities, nor before the first token."""
     snapshot_at: dict[int, bool] = field(default_factory=dict)
     """Numbers of tokens after which a snapshot of its memory is taken, each with whether a later
     prompt is likely to use it."""
@@ -61,8 +60,7 @@ class Sequence:
     prompt_end: str = ""
     """The last characters of its prompt, control tokens included."""
     n_system: int = 0
-    """The number of tokens of its chat's system prompt, which other chats may share; 0 unless
-    snapshots are taken."""
+    """Tokens of its chat's system prompt, which other chats may share; 0 without snapshots."""
     awaits_disk: bool = False
     """Whether it waits for a state from the disk to continue from."""
     awaited: Awaited | None = None
@@ -166,8 +164,7 @@ class Sequence:
         return not any(span.chunk.at_once or span.n_still for span in inside)
 
     def position(self, index: int) -> int:
-        """The position of its token at `index`, which must not be inside a medium; the first token
-        of one is allowed."""
+        """The position of its token at `index`, which is the first of a medium or in none."""
         return index - sum([span.n_still for span in self.spans if span.end <= index])
 
     @property
@@ -184,8 +181,7 @@ class Sequence:
 
     @property
     def is_decoding(self) -> bool:
-        """Whether its prompt and all but its newest tokens are computed. Several tokens are new if
-        the sampler forced some."""
+        """Whether all but its newest tokens are computed: several, if the sampler forced some."""
         n_computed, n_tokens = self.n_computed, len(self.tokens)
         return self.n_prompt <= n_computed >= n_tokens - MOST_NEW and n_tokens > self.n_prompt
 

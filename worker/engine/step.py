@@ -57,9 +57,8 @@ def split_budget(
     its tiles go to the oldest prompt, and an odd tile, too, if `oldest_first`; the rest goes to the
     prompts with the least left to compute.
 
-    This way a short prompt after a long one soon starts to answer, and the long one always makes
-    progress. The oldest prompt's share is whole tiles, because in a split pool each prompt in a
-    step takes a pass of its own.
+    This way a short prompt after a long one soon starts to answer, and the long one always moves
+    on. The oldest's share is whole tiles: in a split pool, each prompt takes a pass of its own.
     """
     n_tiles = max(budget // TILE_TOKENS, 1)
     half = (n_tiles + oldest_first) // 2 * TILE_TOKENS

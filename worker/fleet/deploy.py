@@ -100,7 +100,6 @@ def with_leaving(
 
 
 def args_of(config: Config | None) -> dict[str, dict[str, Any]]:
-    """The arguments of each application, by its name."""
     return {app["name"]: app["args"] for app in (config or {}).get("applications", [])}
 
 

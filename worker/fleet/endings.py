@@ -56,8 +56,7 @@ class Tail:
 
 
 def error_of_response(status: int, body: bytes) -> WorkerError:
-    """The error in a worker's response: by its code, if the response's dialect has one, else by its
-    status."""
+    """The error in a worker's response, by its code if the dialect has one, else by its status."""
     answer = json_object(body)
     inner = answer.get("error")
     fields = inner if isinstance(inner, dict) else answer

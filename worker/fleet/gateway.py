@@ -92,7 +92,7 @@ async def _changes(request: Request, state: Any) -> Response:
 
 _FEED = Dialect(
     [Operation(
-        "GET", "/models/sse", _changes, "What changes of the models", {}, quiet=True, asks="none"
+        "GET", "/models/sse", _changes, "Changes to the models", {}, quiet=True, asks="none"
     )],
     FLAT,
 )  # fmt: skip

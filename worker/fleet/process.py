@@ -33,8 +33,7 @@ _LEVELS = ("debug", "info", "warning", "error")
 
 def _environment() -> dict[str, str]:
     """The environment without settings that the fleet chooses: whoever started Ray may have set
-    them for another worker. A config file stays, because a group's number of slots is read from it
-    too."""
+    them for another worker. A config file stays: a group's number of slots is read from it, too."""
     owned = {variable_of(name) for name in FLEET_OWNED - {"config"}} | {"MODEL_PATH", "BIND_ADDR"}
     return {name: value for name, value in os.environ.items() if name.upper() not in owned}
 

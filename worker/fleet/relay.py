@@ -73,8 +73,6 @@ class Ask:
 
 
 class Relay:
-    """Relays one request until its end."""
-
     def __init__(
         self,
         ask: Ask,

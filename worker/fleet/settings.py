@@ -245,7 +245,6 @@ class Fleet(Table):
 
     @property
     def uri(self) -> str:
-        """The address for clients."""
         return uri_of(self.host, self.port, is_secure=self.ssl_certfile is not None)
 
 

@@ -100,8 +100,7 @@ class WorkerTable:
     def __init__(self) -> None:
         self._groups: dict[str, dict[str, Worker]] = {}
         self._leaving: dict[str, Worker] = {}
-        """Workers that have left their groups and still answer probes, since they finish their
-        requests."""
+        """Workers that have left their groups, but still finish their requests."""
 
     def replace(self, group: str, workers: Iterable[Worker]) -> None:
         """Set the group's workers; one that stays or returns keeps its state."""

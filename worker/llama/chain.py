@@ -391,7 +391,7 @@ class Chain:
 
     def log_probabilities(self, token: int, n_top: int) -> tuple[float, list[tuple[int, float]]]:
         """The natural log-probability with which the token was drawn, and those of the `n_top`
-        likeliest tokens; a token that was given has the probability 1."""
+        likeliest that could have been; a token that was given has the probability 1."""
         if self._odds is None:
             return 0.0, [(token, 0.0)][:n_top]
         ids, weights = self._odds

@@ -33,7 +33,7 @@ def read(path: Path) -> Importance:
     except (struct.error, ValueError, LookupError):
         raise ModelError(f"{path} is not an importance matrix", path=str(path)) from None
     if not found or not all(np.isfinite(weights).all() for weights in found.values()):
-        raise ModelError(f"{path} has no importance values, or not finite ones", path=str(path))
+        raise ModelError(f"{path} lacks finite importance values", path=str(path))
     return found
 
 

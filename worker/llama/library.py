@@ -316,9 +316,9 @@ def trim_heap() -> None:
 
 
 def release_pages() -> None:
-    """Release the mapped pages of model files. The load has read all of them, but never reads again
-    what it copied to a device or repacked for this processor. Weights that are used in place come
-    back from the page cache when they are next read. Locked pages stay."""
+    """Release the mapped pages of model files. The load has read all of them; what it copied to a
+    device or repacked for this processor is not read there again. Weights that are used in place
+    come back from the page cache when they are next read. Locked pages stay."""
     if sys.platform != "linux":
         return
     madvise = ctypes.CDLL(None).madvise

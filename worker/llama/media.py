@@ -57,7 +57,7 @@ class Projector:
         line_break: npt.NDArray[np.float32] | None = None,
         pulse: memoryview | None = None,
     ) -> None:
-        """`most_tokens`: the most of a picture if its kind takes any size; 0: libmtmd's default.
+        """`most_tokens`: a picture's most tokens if its kind takes any size; 0: libmtmd's default.
         `line_break`: the embedding between a picture's lines, if this kind has one.
         The first eight bytes of `pulse` change while a CPU encodes."""
         self._mtmd = _bindings()

@@ -1,4 +1,4 @@
-"""The samplers that change logits: bias, and by the text so far, penalties and DRY.
+"""The samplers that change logits: bias, and penalties and DRY, which depend on the text so far.
 
 Each is a step of the chain. Penalties and DRY get every token by `remember`. Engine thread.
 """
@@ -25,7 +25,7 @@ _LARGEST_LOG = 88.7228391
 """The natural logarithm of the largest number in single precision."""
 
 _ENOUGH = 1000
-"""The longest repetition that counts if the base is almost 1."""
+"""The largest exponent if the base is almost 1: more would hardly change the power."""
 _MOST_BREAKER_BYTES, _MOST_BREAKER_TOKENS = 40, 20
 
 Breakers = Mapping[int, Sequence[tuple[int, ...]]]

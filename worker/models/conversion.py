@@ -42,8 +42,8 @@ async def convert_cached(
 ) -> GgufHeader:
     """The GGUF of a SafeTensors folder, from the cache or converted now; `name` is in its metadata.
 
-    The converter checks tokenizers against the engine: without the engine's release, raises
-    `BackendMismatch` before anything is written.
+    The converter checks tokenizers with the engine. If it is not installed, or has another release,
+    raises `BackendMismatch` before anything is written.
     """
     check_engine()
     await asyncio.to_thread(check_checkpoint, folder)
@@ -151,7 +151,7 @@ def usable(path: Path, check: Callable[[GgufHeader], None] = check_servable) -> 
 
 @contextlib.contextmanager
 def _writing(folder: Path) -> Iterator[None]:
-    """Report what the system refuses to write into a folder of the cache as `ModelError`."""
+    """Raise `ModelError` if the system refuses to write into a folder of the cache."""
     try:
         yield
     except OSError as error:

@@ -1,6 +1,6 @@
 """Parses the value of `--model`: every form of a model reference, as one closed set of types.
 
-Pure: it reads only the text, never the disk or the network. `resolve` does that.
+Pure: it reads only the text. `resolve` reads the disk and the network.
 """
 
 from __future__ import annotations

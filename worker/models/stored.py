@@ -74,7 +74,7 @@ def stored_models(cache_dir: Path) -> list[StoredModel]:
 def select(
     stored: Sequence[StoredModel], keys: Sequence[str], older_than_days: float | None
 ) -> list[StoredModel]:
-    """The entries with these key prefixes, and unserved ones that were not used for so long.
+    """The entries with these key prefixes, and unserved ones not used for `older_than_days`.
 
     Raises `ConfigError` for a key that is too short or does not match exactly one entry.
     """

@@ -48,12 +48,9 @@ class History:
             await asyncio.sleep(STEP_SECONDS)
 
     def take(self, status: Any, at: float, now: float) -> None:
-        """Take a sample of a `WorkerStatus` and of the counters.
-
-        Each sample but the first completes a row: rates and quantiles of the step, and gauges at
-        its end. `at` is the row's Unix time. Rates use the monotonic `now`, a clock that is never
-        adjusted.
-        """
+        """Take a sample of a `WorkerStatus` and of the counters. Each one but the first completes
+        a row: rates and quantiles of the step, and gauges at its end. `at` is the row's Unix time;
+        rates use the monotonic `now`, because that clock is never adjusted."""
         buckets = {name: self._metrics.buckets(key) for name, key in LATENCIES.items()}
         before, self._last = self._last, _Sample(now, _counts(self._metrics), buckets)
         if before is None:
@@ -96,10 +93,9 @@ def _counts(metrics: Metrics) -> dict[str, float]:
 
 
 def quantile(before: Sequence[tuple[float, float]], after: Buckets, q: float) -> float | None:
-    """A quantile of the observations between two states of a histogram; `None` without any.
+    """A quantile of the observations between two states of a histogram, linear inside a bucket.
 
-    As in Prometheus' `histogram_quantile`, it is interpolated linearly inside a bucket, and is the
-    last edge for values beyond that.
+    As in Prometheus' `histogram_quantile`, it is the last edge for values beyond that.
     """
     grown = [(edge, n - b) for (edge, n), (_, b) in zip(after, before, strict=True)]
     total = grown[-1][1]

@@ -89,7 +89,6 @@ class _Tokens:
             self._seconds += n_tokens * seconds_each
 
     def collect(self) -> Iterator[Metric]:
-        """The two metric families, for the registry."""
         edges = map(floatToGoString, (*_STEP_SECONDS, float("inf")))
         buckets = [*zip(edges, accumulate(self._n_between), strict=True)]
         # fmt: off
@@ -159,7 +158,6 @@ class Metrics:
             self.heartbeats.labels(result)
 
     def connection_cut(self, reason: Cut) -> None:
-        """Count a client that was disconnected."""
         self.cut_off.labels(reason).inc()
         if reason == "unread_answer":
             self.slow_readers.inc()

@@ -76,10 +76,8 @@ def _columns(stream: TextIO) -> int:
 
 
 def progress_text(progress: Progress, elapsed_seconds: float, percent_then: float = 0.0) -> str:
-    """A line such as `loading  ████████░░░░  62 %  812.4 MB/s  3 s left`.
-
-    `percent_then` is where the phase began: above 0 for a resumed download.
-    """
+    """A line such as `loading  ████████░░░░  62 %  812.4 MB/s  3 s left`. `percent_then` is where
+    the phase began, which is above 0 for a resumed download."""
     parts = [_PHASE_TEXTS.get(progress.phase, progress.phase)]
     share = min(max(progress.percent / 100, 0.0), 1.0)
     if share > 0:
@@ -115,11 +113,8 @@ def ready_text(uri: str, model_ref: str, info: EngineInfo, *, where: str) -> str
 
 
 def first_request(uri: str, key: str | None, prefix: str) -> str:
-    """A command line that streams a story from the bundled model.
-
-    `key` is the environment variable with the client's key, if one is needed. `prefix` precedes
-    the path on a Unix socket; otherwise `uri` includes it.
-    """
+    """A command line that streams a story from the bundled model. `key` names the variable with the
+    client's key, if one is needed; `prefix` precedes the paths on a Unix socket."""
     token = f'-H "Authorization: Bearer ${key}" ' if key is not None else ""
     where = f"{uri}/execute"
     if uri.startswith("unix:"):

@@ -1,7 +1,7 @@
 """Sends messages to the pool manager: the ready callback, and the heartbeats' HTTP requests.
 
 Runs on the API process's event loop without delaying requests: a manager that is away, slow or
-faulty costs only a log line and a later attempt.
+faulty costs a log line and a later attempt.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from worker.errors import CallbackFailed, http_words
+from worker.expectations import counted
 from worker.observability.logs import get_logger
 from worker.observability.metrics import Metrics
 from worker.setting_faults import without_secrets
@@ -42,9 +43,9 @@ class PoolClient:
     ) -> None:
         """Send the ready callback until the manager accepts it, or raise `CallbackFailed`.
 
-        `payload` is awaited before each attempt, and returns only when the worker is ready. A final
-        failure is only logged if `--callback-optional` is set or the worker `has_served` meanwhile:
-        then clients have found it without the manager.
+        `payload` is awaited before each attempt; it waits while the worker loads or recovers. With
+        `--callback-optional`, or if the worker `has_served`, a final failure is merely logged:
+        clients have found the worker without the manager.
         """
         url = self._settings.callback_url
         if url is None:
@@ -81,8 +82,8 @@ class PoolClient:
                 failure = f"refused the ready callback: {reason}"
             elif remaining < FIRST_DELAY_SECONDS:
                 failure = (
-                    f"did not accept the ready callback within "
-                    f"{self._settings.callback_timeout:g} s ({attempt} attempts); last: {reason}"
+                    f"did not accept the ready callback within {self._settings.callback_timeout:g} "
+                    f"s ({counted(attempt, 'attempt')}); last: {reason}"
                 )
             if failure is not None:
                 raise CallbackFailed(f"{manager} {failure}.", status=status, attempts=attempt)

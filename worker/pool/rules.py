@@ -62,7 +62,7 @@ def judge(messages: Iterable[PoolMessage]) -> list[Breach]:
         faults = list(_shape(message.payload, fields))
         breaches += [Breach(f"{message.kind} payload", fault) for fault in faults]
         if not message.authorized:
-            breaches.append(Breach(f"{message.kind} token", "the bearer token is wrong"))
+            breaches.append(Breach(f"{message.kind} token", "the bearer token is missing or wrong"))
         if not faults:
             table = callbacks if message.kind == "callback" else beats
             table[message.payload["incarnation"]].append(message)
@@ -97,7 +97,7 @@ def _shape(payload: Any, fields: _Fields) -> Iterator[str]:
 def _judge_callbacks(incarnation: str, received: list[PoolMessage]) -> Iterator[Breach]:
     for message in received:
         if message.ready_status not in (None, 200):
-            detail = f"/ready answered {message.ready_status} during the callback"
+            detail = f"/ready answered {message.ready_status or 'nothing'} during the callback"
             yield Breach("callback after ready", detail)
         if message.payload["protocol"] != "sse":
             yield Breach("callback payload", f"protocol is {message.payload['protocol']!r}")

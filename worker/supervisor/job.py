@@ -46,7 +46,7 @@ class Stage(IntEnum):
     """How far the current engine has come with a job."""
 
     HELD = 0
-    """No engine has the job: the one that had it died, or the worker slept when it came."""
+    """No engine has the job: the one that had it died, or none was ready when it came."""
     SENT = 1
     ACCEPTED = 2
     STARTED = 3
@@ -67,7 +67,7 @@ class Inbox(AsyncIterator[list[StreamEvent]]):
     n_running: int = 0
     """Jobs that have not ended."""
     timer: asyncio.TimerHandle | None = None
-    """Schedules the next check for silence."""
+    """The next check for silence; `None` if none is scheduled."""
     events: list[StreamEvent] = field(default_factory=list)
     """Those that have not been read yet."""
     _waiter: asyncio.Future[None] | None = None
@@ -200,7 +200,7 @@ class Job:
 
     @property
     def tokens_out(self) -> int:
-        """The count in `usage`; tokens whose text is withheld are added when it comes."""
+        """The count in `usage`; tokens whose text is withheld count once it comes or at the end."""
         return len(self._sent_ids) + self._n_unsent
 
     @property
@@ -217,7 +217,7 @@ class Job:
         """What the engine is doing for it; counts and times, nothing of its text."""
         doing: Doing = "decoding"
         cached, computed = self.cached_tokens, self.prompt_tokens
-        if not self.has_slot:  # its cells were freed
+        if not self.has_slot:  # it has no cells
             doing, cached, computed = "waiting", 0, 0
         elif self.stage == Stage.STARTED:
             doing, computed = "prompt", self.computed_tokens
@@ -263,7 +263,7 @@ class Job:
 
     def cancel(self) -> None:
         """End the job with `Cancelled`, unless it has ended already."""
-        self._drop(self, Cancelled("The client gave up the request."))
+        self._drop(self, Cancelled("The client abandoned the request."))
 
     # --- the supervisor's side ---
 
@@ -274,7 +274,7 @@ class Job:
         self.stage, self.stage_since = stage, now
 
     def accept(self, event: Accepted) -> None:
-        """Record that an engine accepted the job; each engine does so after a crash."""
+        """Record that an engine accepted the job; after a crash, the next engine does so again."""
         self.enter(Stage.ACCEPTED)
         self.prompt_tokens = event.prompt_tokens
         self._prompt_ids = event.prompt_ids

@@ -11,6 +11,7 @@ from collections import OrderedDict, deque
 from collections.abc import Collection, Iterator
 
 from worker.errors import DuplicateJob, InvalidRequest, QueueFull
+from worker.expectations import counted
 from worker.settings import Settings
 from worker.supervisor.job import Inbox, Job, Stage, StreamEvent
 from worker.wire.messages import End, Failed
@@ -92,13 +93,13 @@ class JobTable:
         if not job.is_internal:
             most = self.slots + limits.max_queued_requests
             if n_more >= most:
-                why = f"a request has at most {most} answers here (--max-queued-requests)"
+                why = f"at most {counted(most, 'answer')} can wait or run (--max-queued-requests)"
                 raise InvalidRequest(f"{n_more + 1} answers are too many: {why}.")
             n_taken = self.n_clients + sum(self._n_to_come.values())
             if not n_kept and n_taken + n_more >= most:
-                raise self._full(f"{limits.max_queued_requests} requests")
+                raise self._full(counted(limits.max_queued_requests, "request"))
             if not n_kept and self.queued_prompt_tokens >= limits.max_queued_prompt_tokens:
-                raise self._full(f"{limits.max_queued_prompt_tokens} prompt tokens")
+                raise self._full(counted(limits.max_queued_prompt_tokens, "prompt token"))
         if (name := job.job_id) is not None:
             if name in self.by_name:
                 raise DuplicateJob(f"A job with the id {name!r} is already running.")
@@ -114,13 +115,13 @@ class JobTable:
         """Release the room that is reserved for a request."""
         self._n_to_come.pop(inbox, None)
 
-    def _full(self, waiting: str) -> QueueFull:
+    def _full(self, limit: str) -> QueueFull:
         """The refusal, with the time until the queue is empty at the pace of the latest jobs."""
         times, seconds = self._finish_times, 1
         if len(times) >= 2:
             seconds_per_job = (times[-1] - times[0]) / (len(times) - 1)
             seconds = min(max(math.ceil(seconds_per_job * self.queued), 1), 120)
-        message = f"The queue is full: {waiting} are waiting."
+        message = f"The queue is full: at most {limit} may wait."
         return QueueFull(message, retry_after_seconds=seconds)
 
     def has_ended(self, job_id: str) -> bool:

@@ -123,7 +123,7 @@ def _suspects(lost: list[Job], in_hand: frozenset[int]) -> list[Job]:
 
 def due(jobs: Iterable[Job]) -> list[Job]:
     """The held jobs that may go to the engine now: all that are not suspects; else one suspect, as
-    soon as the one before it, and all jobs that continue answers, have produced a token."""
+    soon as the one before it, and all that continue answers, have produced a token or ended."""
     jobs = list(jobs)
     held = [job for job in jobs if job.stage == Stage.HELD]
     innocent = [job for job in held if not job.is_suspect]

@@ -46,7 +46,7 @@ class WorkerStatus:
     """The phase of the start; once no engine starts, `ready`, `sleeping` or the last phase."""
     uptime_seconds: float
     slots: int
-    """The engine's, or before the first is ready the setting."""
+    """The engine's number; before the first engine is ready, the setting's."""
     running: int
     """Requests that hold a slot."""
     queued: int
@@ -55,7 +55,7 @@ class WorkerStatus:
     stalled_seconds: float
     """How long the engine has owed a step or an acceptance; 0 if it owes none."""
     is_stalled: bool
-    """Whether the engine has owed it for at least the stall timeout."""
+    """Whether a ready engine has owed one for at least the stall timeout."""
     resident: bool
     """Whether an engine serves and its model was proven to be on its device."""
     residency_lost: str | None
@@ -63,7 +63,7 @@ class WorkerStatus:
     error: WorkerError | None
     """What the worker exits with; `None` unless it has `failed`."""
     info: EngineInfo | None
-    """Facts about the current engine, or about the last one that became ready."""
+    """Facts about the last engine that became ready; `None` before the first."""
     stats: Stats
     """The current engine's; all 0 unless one serves."""
     crashes: tuple[Crash, ...]

@@ -63,7 +63,7 @@ class Supervisor:
     def __init__(self, settings: Settings, metrics: Metrics, engine: EngineProcess) -> None:
         """`engine` runs the first load; it may have been spawned already."""
         self.info: EngineInfo | None = None
-        """Facts about the current engine, or about the last one that became ready."""
+        """Facts about the last engine that became ready; `None` before the first."""
         self._started_at = time.monotonic()
         self._progress = Progress("starting", 0.0)
         self._stats = NO_STATS
@@ -81,12 +81,12 @@ class Supervisor:
         self._dropped_at: dict[int, float] = {}
         """When each cancellation was sent that the engine has not confirmed yet, by request id."""
         self._holds_jobs = False
-        """Whether any job may be `HELD`: waiting for the next engine."""
+        """Whether any job may be `HELD`."""
         self._quarantine = recovery.Quarantine(settings.crash_window)
         self.has_served = False
         """Whether a client's job has ever been admitted."""
         self._used_at = time.monotonic()
-        """When the worker was last in use: ready, woken, or a client's job was opened or ended."""
+        """When an engine last became ready, `wake` was called, or a client's job began or ended."""
         self._now = self._guardian.clock.now
         self._step_at = self._intake_at = 0.0
         """When the engine last made progress in a step, and in preparing a request, by `_now`."""
@@ -134,8 +134,8 @@ class Supervisor:
         return [job.activity for job in [j for j in clients if j.has_slot] + waiting]
 
     async def watch_progress(self, silence_seconds: float = 0.0) -> AsyncIterator[Progress]:
-        """Yield the current progress and then each change, until no engine is starting. Progress
-        unchanged for `silence_seconds` is repeated, unless that is 0."""
+        """Yield the current progress, and then each change while the worker loads, recovers or
+        wakes. Progress unchanged for `silence_seconds` is repeated, unless that is 0."""
         while True:
             changed = self.changed
             yield self._progress
@@ -391,7 +391,7 @@ class Supervisor:
             self._end(job, error)
 
     def _send_held(self) -> None:
-        """Send those held jobs that are due to the engine."""
+        """Send the engine those held jobs that are due."""
         for job in recovery.due(self._jobs):
             self._send(job)
         self._holds_jobs = any(job.stage == Stage.HELD for job in self._jobs)
@@ -458,7 +458,7 @@ class Supervisor:
         last = stream[-1]
         if not isinstance(last, End):
             return job.feed(stream)
-        if job.stage == Stage.SENT and not job.is_internal:  # a proof says nothing about intake
+        if job.stage == Stage.SENT and not job.is_internal:  # a proof can pass a stuck request
             self._intake_at = self._now()
         if not isinstance(last, Failed):
             self._quarantine.absolve(job.work)

@@ -26,8 +26,7 @@ class Backend:
     plugins: tuple[str, ...] = ()
     """The GPU libraries of its wheel, without the prefix `libggml-`."""
     margin_bytes: int = 256 * _MIB
-    """Memory kept free for what llama.cpp does not report: driver workspaces, allocator slack, the
-    process itself."""
+    """Kept free for what no report lists: driver workspaces, allocator slack, the process."""
     fields: tuple[str, ...] = ()
     """Settings that only its command has; the first chooses the device."""
     shown_by: str | None = None

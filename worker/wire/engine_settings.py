@@ -54,7 +54,7 @@ class EngineSettings:
     threads: int | None = _setting(None, "device", "compute threads; default: derived from the container's CPU budget", ge=1, le=1024)
     mmap: bool | None = _setting(None, "device", "map the model file into memory instead of reading it; default: on for CPUs, off for GPUs")
     mlock: bool = _setting(False, "device", "lock the model in memory, so that it is never swapped out")
-    confine: bool = _setting(True, "device", "let the kernel deny the engine process all files that it does not need, network connections and other programs; --no-confine for debuggers, or for a driver that does not work with it")
+    confine: bool = _setting(True, "device", "let the kernel deny the engine process files that it does not need, network connections and the start of programs; --no-confine for debuggers, or for a driver that does not work with it")
     blas: Literal["on", "off"] = _setting("off", "device", "use the BLAS plug-in for prompts, if the wheel has one")
 
     chat_template: str | None = _setting(None, "model", "file with a Jinja chat template that replaces the model's own", min_length=1)
@@ -96,7 +96,6 @@ class EngineSettings:
 
     @property
     def kv_types(self) -> tuple[KvType, KvType]:
-        """The types of keys and of values."""
         return self.kv_type_k or self.kv_type, self.kv_type_v or self.kv_type
 
     @property

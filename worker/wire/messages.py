@@ -159,8 +159,7 @@ class Started(Message, frozen=True):
     request_id: int
     cached_tokens: Count
     prompt_end: str = ""
-    """The last characters of the prompt, which show whether the chat template has opened
-    reasoning."""
+    """The prompt's last characters, which show whether the template has opened reasoning."""
     tier: CacheTier = "device"
     """Where the reused tokens were."""
     at: float = 0.0
@@ -248,8 +247,7 @@ class Failed(Message, frozen=True):
 
 
 class Stats(Message, frozen=True):
-    """The engine's state after a step; sent several times a second while it works, and once when it
-    becomes idle."""
+    """The engine's state: sent several times a second while it works, and once when it is idle."""
 
     kv_cells_used: int = 0
     kv_cells_total: int = 0

@@ -42,8 +42,7 @@ class ChatPrompt(Struct, frozen=True, tag=True):
     continue_final_message: bool = False
     """Whether the prompt ends with the last message's text, so that the answer continues it."""
     reasoning_marks: tuple[str, str] | None = None
-    """The marks before and after reasoning, if the answer continues the last message's
-    reasoning."""
+    """Marks around reasoning, if the answer continues the last message's reasoning."""
     template_kwargs: Mapping[str, Any] | None = None
     media: tuple[Medium, ...] = ()
     """In the order of the parts of type `image` and `audio` in the messages' contents."""

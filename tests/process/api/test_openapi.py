@@ -200,7 +200,7 @@ SOME = {
     "Last-Event-ID": "0", "Accept": "application/x-ndjson",
 }  # fmt: skip
 HEADS: tuple[dict[str, str], ...] = ({}, SOME, SOME | {"X-Conversation-Id": "another"})
-"""Not read with a conversation id, whose stream is kept whatever `X-Llorch-Resume` says."""
+"""Request heads; with a conversation id, a stream is kept whatever `X-Llorch-Resume` says."""
 
 
 def test_what_an_operation_reads_of_a_head_is_described(

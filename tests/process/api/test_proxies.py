@@ -135,7 +135,7 @@ def stream_after_wait(worker: WorkerProcess, base_urls: list[str], wait_s: float
 
 @pytest.fixture(scope="module")
 def busy(share_worker: StartWorker) -> WorkerProcess:
-    """A worker with one busy slot and frequent comments: HAProxy notices that its client has left
+    """A worker with one slot and frequent comments: HAProxy notices that its client has left
     only when something is written to it."""
     return share_worker("--slots", "1", "--keepalive", "0.25", can_be_held=True)
 

@@ -40,7 +40,7 @@ class Cut(Exception):
 
 
 def read(response: httpx.Response, most: int) -> Iterator[bytes]:
-    """Yield whole events until `limit` bytes have come; then the connection is cut."""
+    """Yield whole events until `most` bytes have come; then the connection is cut."""
     rest, n_bytes = b"", 0
     for chunk in response.iter_raw():
         chunk = chunk[: most - n_bytes]

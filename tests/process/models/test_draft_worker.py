@@ -65,7 +65,7 @@ def test_the_same_model_guesses_right(start_worker: StartWorker) -> None:
     for part in (MODEL, DRAFT):
         assert before[part] != after[part], "both are seen to move, whenever one looks"
     drafted = worker.metric("worker_engine_tokens_drafted")
-    # A draft as large as its model is not worth many guesses, but all are right.
+    # A draft as large as its model is not worth many guesses, but nearly all are right.
     assert drafted > 0
     assert worker.metric("worker_engine_tokens_accepted") >= 0.9 * drafted
     assert worker.stop() == 0

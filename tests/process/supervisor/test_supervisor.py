@@ -103,6 +103,7 @@ async def test_a_full_queue_says_when_to_come_back(settings: dict[str, int]) -> 
         await submit(supervisor, request("queue", "b"))
         error = await failure_of(submit(supervisor, request("say x", "c")))
         assert isinstance(error, QueueFull)
+        assert error.message == "The queue is full: at most 1 request may wait."
         assert error.details["retry_after_seconds"] >= 1
 
 
@@ -129,7 +130,7 @@ async def test_room_for_a_requests_jobs_is_kept_until_they_come() -> None:
     async with supervised(slots=1, max_queued_requests=2) as supervisor:
         inbox = Inbox()
         supervisor.open(request("hold", "a"), inbox=inbox, n_more=1)
-        with pytest.raises(QueueFull):
+        with pytest.raises(QueueFull, match="at most 2 requests may wait"):
             supervisor.open(request("queue", "b"), n_more=1)
         supervisor.open(request("queue", "c"))
         with pytest.raises(QueueFull):

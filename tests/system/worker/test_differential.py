@@ -44,8 +44,8 @@ KV_TYPES = (
 
 
 def greedy_texts(tmp_path: Path, **changes: Any) -> list[str]:
-    """The worker's texts equal llama-server's, if computed alone and from the prompt's first token,
-    so that both compute the same batches."""
+    """Return the worker's greedy texts, which equal llama-server's if computed alone and from the
+    prompt's first token, so that both compute the same batches."""
     found = []
     with Pair("greedy", bundled_gguf("f32"), tmp_path, bodies.generating, **changes) as pair:
         for text in bodies.TEXTS:

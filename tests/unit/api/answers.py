@@ -1,4 +1,4 @@
-"""What a parser makes of an output that comes in pieces, put together as a client does."""
+"""A parser's deltas for an output that comes in pieces, assembled like in a client."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ class Message:
 
     @property
     def named(self) -> list[tuple[str, Any]]:
-        """Names and parsed arguments."""
+        """Return the calls as names and parsed arguments."""
         return [(call["name"], json.loads(call["arguments"])) for call in self.calls]
 
 
 def use_of(
     tools: Iterable[Mapping[str, Any]], *, forced: bool = False, parallel: bool = True
 ) -> ToolUse:
-    """The use of `tools`, which are in OpenAI's form."""
+    """The use of `tools`, in OpenAI's format."""
     functions = [tool["function"] for tool in tools]
     parameters = {function["name"]: function.get("parameters") for function in functions}
     return ToolUse(forced, parallel, parameters, is_json=forced)
 
 
 def message_of(deltas: Iterable[Delta]) -> Message:
-    """Checks on the way that calls begin, grow and end in order."""
+    """Assemble the message; checks that calls begin, grow and end in order."""
     message, said = Message(), ""
     for delta in deltas:
         match delta:
@@ -59,7 +59,7 @@ def message_of(deltas: Iterable[Delta]) -> Message:
 
 
 def deltas_of(parser: AnswerParser, output: str, lengths: Sequence[int] = ()) -> list[Delta]:
-    """What is read of an output in pieces of these lengths, again and again; without any, whole."""
+    """Return the deltas of an output in pieces of these lengths, repeatedly; without any, whole."""
     deltas, at = list[Delta](), 0
     for length in cycle(lengths or (len(output),)):
         if at >= len(output):
@@ -78,7 +78,7 @@ def parse(
     splits_reasoning: bool = True,
     lengths: Iterable[int] = (1, 2, 5, 13, 1000),
 ) -> Message:
-    """The message of an output, the same in pieces of each of the lengths."""
+    """Return the message of an output, which must be the same in pieces of each length."""
     messages = []
     for length in lengths:
         parser = AnswerParser(

@@ -1,4 +1,4 @@
-"""HTTP surfaces around scripted supervisors."""
+"""HTTP APIs over scripted supervisors."""
 
 from __future__ import annotations
 

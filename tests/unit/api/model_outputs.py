@@ -1,8 +1,8 @@
-"""What models of each dialect write, and what it says: facts from llama.cpp's tests of its parsers.
+"""Outputs of models of each dialect and their meaning, from llama.cpp's tests of its parsers.
 
-Calls and reasoning as templates write them are generated, in `test_round_trips`. A case: template,
-output, content, reasoning, calls; `prompt_end` where the template has begun the answer. The
-functions are in `TOOLS`.
+Calls and reasoning as templates write them are generated in `test_round_trips`. A case is:
+template, output, content, reasoning, calls, and `prompt_end` if the template has begun the answer.
+The functions are in `TOOLS`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the templates that llama.cpp ships write for an assistant's message, cut out of a prompt."""
+"""The text that llama.cpp's templates write for an assistant's message, cut out of a prompt."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Written(NamedTuple):
     prompt: str
     """The prompt before the answer."""
     output: str
-    """What the template writes for the answer, without the end of its turn."""
+    """The template's text of the answer, without the end of its turn."""
 
 
 @cache
@@ -62,7 +62,7 @@ def conventions(name: str) -> Conventions:
 
 
 KINDS = list({conventions_of(source(name)): name for name in NAMES}.values())
-"""A template for each way to write answers."""
+"""A template for each form of answers."""
 
 
 def _render(name: str, *messages: Any, asks: bool = False) -> str | None:
@@ -81,7 +81,7 @@ def _end_of_turn(name: str) -> str:
 def written(
     name: str, calls: list[Any], content: str | None = None, reasoning: str | None = None
 ) -> Written | None:
-    """What a template writes for calls with these arguments; `None` where it writes none."""
+    """Return a template's text for calls with these arguments; `None` if it writes none."""
     answer: dict[str, Any] = {"role": "assistant", "content": content}
     answer["tool_calls"] = [
         {"id": f"abcdefgh{i}", "type": "function", "function": {"name": FUNCTION, "arguments": a}}

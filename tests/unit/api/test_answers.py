@@ -1,5 +1,5 @@
-"""Answers split into reasoning, text and calls: as models write them, cut off, and as noise. What
-has many log-probabilities, and what is not begun for who has left."""
+"""Answers split into reasoning, text and calls: as models write them, cut off, and as noise.
+Answers with many log-probabilities, and jobs of clients that have left."""
 
 from __future__ import annotations
 
@@ -120,13 +120,13 @@ def test_a_template_tells_a_call_by_the_name_of_its_tag_or_by_its_form(
     ],
 )
 def test_reasoning_is_told_by_the_tag_that_a_template_shows(shown: str, tag: str) -> None:
-    """`<think>` first: some templates clear away the marks of others."""
+    """`<think>` first: some templates remove the marks of others."""
     message = parse(f"Hm.\n</{tag}>\n\n{HELLO}", shown + QWEN, USE, f"<{tag}>\n")
     assert (message.content, message.reasoning) == (HELLO, "Hm.")
 
 
 def test_calls_are_read_as_the_words_that_replace_tools_say() -> None:
-    """Whatever the template names: whether it takes tools is the engine's knowledge."""
+    """Whatever the template contains, because only the engine knows whether it takes tools."""
     own = conventions_of("{% set tools = [] %}<|START_ACTION|>", takes_tools=False)
     for output in (
         '<tool_call>\n{"name": "special", "arguments": {"arg1": 1}}\n</tool_call>',
@@ -175,7 +175,7 @@ def test_a_call_that_is_cut_off_stays_a_call(name: str, output: str, arguments: 
     ],
 )
 def test_a_call_is_whole_once_its_end_has_come(name: str, begin: str, end: str) -> None:
-    """Nothing but the mark behind it ends a code, or a custom tool's text as it stands."""
+    """Only the mark after it ends code, or a custom tool's plain text."""
     use = dataclasses.replace(USE, custom=frozenset({"special"}))
     for text, is_in_call in ((begin, True), (begin + end, False)):
         parser = AnswerParser(conventions_of(template(name)), use)
@@ -322,7 +322,7 @@ TEXT_OR_NULL = {"anyOf": [{"type": "string"}, {"type": "null"}]}
         ({"enum": [1, "a"]}, "a", "a"),
         ({"enum": []}, "1", 1),
         ({"enum": ["1"], "type": "integer"}, "1", 1),
-        # Schemas that are none.
+        # Invalid schemas.
         ({"anyOf": {}}, "7", 7),
         ({"type": 5}, "1", 1),
         ({"type": [5, "string"]}, "1", "1"),
@@ -360,7 +360,7 @@ ITEMS = "§<item>1§</item>§<item>2§</item>"
         ("", None, ""),
         ("5", {"type": "string"}, "5"),
         ("5", None, 5),
-        # What is no tag is text.
+        # Anything that is not a tag is text.
         ("§<a><b>§</a>", None, {"a": "<b>"}),
         ("§<a>1§</b>2§</a>", None, {"a": "1§</b>2"}),
         ("§</a>5", None, "§</a>5"),
@@ -372,7 +372,7 @@ def test_tags_within_tags_are_lists_and_objects(text: str, schema: object, value
 
 
 def test_arguments_stream_as_they_come() -> None:
-    """A long text argument is not held back until it is whole."""
+    """A long text argument is not held back until it is complete."""
     parser = AnswerParser(conventions_of(template("Qwen3-Coder")), USE)
     parser.feed("<function=python>\n<parameter=code>\n")
     sent = [parser.feed("word " * 8) for _ in range(5)]
@@ -484,7 +484,7 @@ def test_without_tools_an_answer_is_its_text(splits: bool) -> None:
 
 
 def test_a_frame_that_the_prompt_begins_is_no_text() -> None:
-    """Without tools too."""
+    """Also without tools."""
     source = template("meetkai-functionary-medium-v3.2")
     for use in (None, USE):
         assert parse(f"all\n{HELLO}", source, use, ">>>") == Message(content=HELLO)
@@ -575,7 +575,7 @@ BYTES = st.one_of(
 
 
 def lengths_of(pieces: list[bytes]) -> list[int]:
-    """The characters that each adds to the text of those before it."""
+    """Return the number of characters that each token adds to the text."""
     characters = getincrementaldecoder("utf-8")("replace")
     return [len(characters.decode(piece)) for piece in pieces]
 
@@ -590,7 +590,7 @@ def test_an_offset_counts_the_characters_before_it(pieces: list[bytes], offset: 
 
 
 def test_offsets_take_as_long_as_there_are_tokens() -> None:
-    """Four times as many take some four times as long, not sixteen."""
+    """Four times as many take about four times as long, not sixteen."""
     took = []
     for n_tokens in (10_000, 40_000):
         entries = scored_pieces(["日本語の文章".encode()] * n_tokens)
@@ -628,7 +628,7 @@ def test_a_stream_encodes_many_log_probabilities_on_a_thread(
 
 @pytest.mark.parametrize("streams", [True, False])
 def test_no_job_begins_once_its_client_has_left(scripted: ScriptedFactory, streams: bool) -> None:
-    """It leaves when its second job is accepted, and no job waits for the engine."""
+    """It leaves when its second job is accepted, without waiting for the engine."""
     worker = scripted()
     worker.supervisor.script = story("a")
     client = socket.create_connection(("127.0.0.1", worker.port))
@@ -654,7 +654,7 @@ def test_no_job_begins_once_its_client_has_left(scripted: ScriptedFactory, strea
 
 
 def test_news_of_the_prompt_takes_no_log_probabilities_away() -> None:
-    """Who was preempted computes the prompt again, in the midst of the answer."""
+    """A preempted request computes the prompt again, in the middle of the answer."""
     first, second = TokenLogprob(1, b"a", -1.0), TokenLogprob(2, b"b", -2.0)
     choice = Choice(0, cast("Job", None))
     for delta in (Text("", (first,)), PromptProgress(1, 5, 0.1), Text("ab", (second,))):
@@ -663,7 +663,7 @@ def test_news_of_the_prompt_takes_no_log_probabilities_away() -> None:
 
 
 def test_what_was_thought_has_no_log_probabilities_in_the_text() -> None:
-    """Though the text begins as the thought ended."""
+    """Although the text begins like the end of the reasoning."""
     thought, said = TokenLogprob(1, b"a", -1.0), TokenLogprob(1, b"a", -2.0)
     choice = Choice(0, cast("Job", None))
     for delta in (Text("", (thought,)), Reasoning("a"), Text("", (said,)), Text("aa", ())):
@@ -673,7 +673,7 @@ def test_what_was_thought_has_no_log_probabilities_in_the_text() -> None:
 
 @contextmanager
 def no_job_is_kept(worker: ScriptedWorker) -> Iterator[None]:
-    """What is held by a ring of frames, as jobs and bodies, would wait for a rare collection."""
+    """Check that no job stays alive: a reference cycle would wait for a rare garbage collection."""
 
     def alive() -> int:
         return sum(isinstance(each, Job | Inbox) for each in gc.get_objects())
@@ -764,7 +764,7 @@ def test_an_answer_in_the_form_of_a_call_is_one_without_its_other_members() -> N
     ],
 )
 def test_a_custom_tool_gets_what_stands_for_its_text(name: str, output: str, text: str) -> None:
-    """Also where a model writes no argument of its name, or no JSON."""
+    """Even if a model does not write an argument of that name, or no JSON."""
     parameters = {"properties": {"input": {"type": "string"}}}
     use = ToolUse(False, True, {"look": parameters}, frozenset({"look"}))
     message = parse(output, template(name), use)
@@ -773,7 +773,7 @@ def test_a_custom_tool_gets_what_stands_for_its_text(name: str, output: str, tex
 
 @given(data=st.data())
 def test_an_answer_in_a_form_is_given_on_whatever_its_texts_spell(data: st.DataObject) -> None:
-    """A string of JSON may speak of `[THINK]`, which Mistral's models write anywhere."""
+    """A JSON string may contain `[THINK]`, which Mistral's models may write anywhere."""
     own = conventions_of(template(data.draw(st.sampled_from(KINDS))))
     marks = [
         own.thinking.begin,

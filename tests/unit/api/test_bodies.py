@@ -1,4 +1,4 @@
-"""Bodies as they are read: what they may consist of, and what a fault costs."""
+"""Reading of bodies: what they may contain, and the cost of faults."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def walked(value: Any) -> Iterator[Any]:
 
 
 def n_signs(value: Any) -> dict[str, int]:
-    """How many of each limited kind a JSON value has."""
+    """Count each limited kind in a JSON value."""
     found = [each for each in walked([value]) if isinstance(each, dict | list)][1:]
     objects = [each for each in found if isinstance(each, dict)]
     return {
@@ -84,7 +84,7 @@ CUT_OFF = st.builds(
     st.lists(TEXT.map(json.dumps) | st.sampled_from(list("12,: -.e[]{}")), max_size=40),
     st.integers(0, 80),
 )
-"""The beginning of what may be JSON: its strings are."""
+"""The beginning of something that may be JSON, with valid strings."""
 
 
 def without_strings(text: str) -> str:
@@ -228,12 +228,12 @@ def bodies() -> dict[str, type[BaseModel]]:
 
 
 def collections(schema: Any) -> Iterator[dict[str, Any]]:
-    """The parts of a model's core schema that take lists or mappings."""
+    """Yield the parts of a model's core schema that accept lists or mappings."""
     if isinstance(schema, dict):
         if schema.get("type") in ("list", "tuple", "set", "frozenset", "dict"):
             yield schema
         for name, part in schema.items():
-            if name != "json_schema_input_schema":  # it describes, and takes nothing
+            if name != "json_schema_input_schema":  # a description, which accepts nothing
                 yield from collections(part)
     elif isinstance(schema, list | tuple):
         for part in schema:
@@ -242,8 +242,8 @@ def collections(schema: Any) -> Iterator[dict[str, Any]]:
 
 @pytest.mark.parametrize("path", bodies())
 def test_no_list_of_a_body_has_more_errors_than_a_few(path: str) -> None:
-    """Otherwise a list of 200,000 wrong items becomes as many errors in one native call. A
-    `max_length` bounds none: pydantic counts the items that are right."""
+    """Otherwise a list of 200,000 wrong items becomes as many errors in one native call.
+    `max_length` does not prevent this, because pydantic counts only valid items."""
     model = bodies()[path]
     model.model_rebuild()
     for found in collections(model.__pydantic_core_schema__):

@@ -1,5 +1,5 @@
-"""Budgets of reasoning under the templates of several families: what the API asks for is what comes
-of the engine, and is split as the family writes it."""
+"""Budgets of reasoning with the templates of several families: the engine follows the API's
+request, and the answer is split as the family writes it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from worker.settings import Settings
 from worker.wire.work import ChatPrompt
 
 FAMILIES = ("Qwen-QwQ-32B", "Cohere2MoE", "Apriel-1.6-15b-Thinker-fixed", "Kimi-K3")
-"""With four ways to write where reasoning ends."""
+"""Templates with four ways to write the end of reasoning."""
 BODY: Any = {"messages": [{"role": "user", "content": "Tell a story."}]}
 BODY |= {"chat_template_kwargs": {"enable_thinking": True}}
 
@@ -35,7 +35,7 @@ def engine() -> Iterator[RealEngine]:
 
 
 def said(engine: RealEngine, family: str, **fields: Any) -> tuple[Message, list[bytes]]:
-    """The answer to a chat with these fields, and its tokens."""
+    """Return the answer to a chat with these fields, and its tokens."""
     served = info(CONFIG)
     metadata = {"tokenizer.chat_template": source(family)}
     served = replace(served, model=replace(served.model, metadata=metadata))

@@ -1,4 +1,4 @@
-"""What a client says of a chat, as the engine gets it, or the field for which it is refused."""
+"""A client's chat as the engine gets it, or the field for which it is refused."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def prompt_of(*messages: dict[str, Any], **fields: Any) -> ChatPrompt:
 
 
 def test_a_call_without_arguments_is_one_with_none() -> None:
-    """Clients send an empty text for a function without parameters, and streams begin with one."""
+    """Clients send an empty string for a function without parameters, and streams begin with
+    one."""
 
     def chat(**arguments: Any) -> ChatPrompt:
         call = {"id": "call00001", "type": "function", "function": {"name": "now", **arguments}}
@@ -114,7 +115,8 @@ def test_a_tool_that_was_found_is_told_by_its_name() -> None:
 
 
 def test_turns_that_hardly_a_template_takes() -> None:
-    """Devstral's takes alternating roles, ids of 9 characters, and reads a first part unseen."""
+    """Devstral's needs alternating roles and ids of 9 characters, and reads the first part
+    unchecked."""
     template = compiled("unsloth-mistral-Devstral-Small-2507")
     use = {"type": "tool_use", "id": "toolu_01AbCdEfGhIjKl", "name": "look", "input": {}}
     answer = {"type": "tool_result", "tool_use_id": use["id"], "content": "a"}
@@ -162,7 +164,7 @@ def test_an_effort_is_a_budget_for_templates_that_know_none(
 
 @pytest.mark.parametrize("role", ["system", "developer", "tool", "function"])
 def test_what_an_answer_goes_on_with_is_said_by_the_assistant_or_the_user(role: str) -> None:
-    """Where a template writes another's words first, those of all others would be cut off."""
+    """If a template wrote another role's words first, those of all others would be cut off."""
     turns = [user("a"), assistant("b")]
     with pytest.raises(InvalidRequest, match=r"messages\[2\]\.role must be assistant or user"):
         prompt_of(*turns, {"role": role, "content": "c"}, continue_final_message=True)
@@ -171,7 +173,7 @@ def test_what_an_answer_goes_on_with_is_said_by_the_assistant_or_the_user(role: 
 
 
 def test_many_documents_are_put_together_at_once() -> None:
-    """Joined one by one they took seconds: each copied all that came before it."""
+    """Joining them one by one took seconds, because each copied all previous ones."""
     source = {"type": "text", "media_type": "text/plain", "data": "a" * 128}
     content = [{"type": "document", "source": source}] * 16_000
     body = MessagesBody.model_validate(

@@ -1,4 +1,4 @@
-"""A connection's phases: whoever owes something has a time in which it must come."""
+"""A connection's phases: each side has a time limit for what it owes."""
 
 from __future__ import annotations
 
@@ -38,13 +38,12 @@ from worker.settings import OTHER_FILES
 
 N_SLOW_PARTS = 12
 left: list[str] = []
-"""Paths of requests that were told that their client has left."""
+"""Paths of requests that were notified that their client has left."""
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
-    """Reads the body unless the path says not to, and answers; under /long only once its client
-    has left, under /soon after a moment, under /echo with what the request was, and under /slow
-    with parts that come one after the other."""
+    """Read the body, unless the path says not to, and answer; under /long only once the client has
+    left, under /soon after a moment, under /echo with the request, and under /slow in parts."""
     body = b""
     if scope["path"].startswith("/long"):
         while (await receive())["type"] != "http.disconnect":
@@ -75,7 +74,7 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
 async def served(
     keep_alive_s: int = 75, patience_s: float = 30.0, certificate: Path | None = None
 ) -> AsyncIterator[tuple[int, set[WorkerProtocol]]]:
-    """The port, and the connections of the server."""
+    """Serve; yields the port and the server's connections."""
     protocol: Any = protocol_with(patience_s, lambda _: None)
     config = uvicorn.Config(
         app,
@@ -91,7 +90,7 @@ async def served(
     config.load()
     state = uvicorn.server.ServerState()
     loop = asyncio.get_running_loop()
-    # Not `uvicorn.Server`, which looks ten times a second whether it is to end, and whether its
+    # Not `uvicorn.Server`, which polls ten times a second whether it must stop, and whether its
     # connections have ended.
     listener = socket.create_server(("127.0.0.1", 0), backlog=512)
 
@@ -171,7 +170,7 @@ def test_whoever_owes_something_has_a_time_for_it(
             for each in connections:
                 if each.transport.is_closing():
                     continue
-                # The app has answered all that came whole, so each client owes the next thing.
+                # The app has answered all complete requests, so each client owes the next bytes.
                 assert each._phase != "answer"
                 assert each in connection._owing
                 assert each._due is not None and each._timer is not None
@@ -196,7 +195,7 @@ async def read_to_end(reader: asyncio.StreamReader) -> bytes:
 async def connected(
     port: int, sent: bytes, **how: Any
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """A client that has sent this."""
+    """Connect a client that has sent this."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, **how)
     writer.write(sent)
     yield reader, writer
@@ -204,14 +203,14 @@ async def connected(
 
 
 async def answered(port: int, sent: bytes, **how: Any) -> list[bytes]:
-    """The statuses of all that is answered on a connection of its own."""
+    """Return the statuses of all answers on a new connection."""
     async with connected(port, sent, **how) as (reader, _):
         return statuses(await read_to_end(reader))
 
 
 @pytest.mark.anyio
 async def test_a_body_that_comes_after_its_answer_leaves_a_time() -> None:
-    """The answer came early and the body later: nothing closed such a connection any more."""
+    """If the answer came before the body, nothing used to close the connection."""
     head = b"POST /early HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\n"
     async with served(keep_alive_s=1) as (port, _), connected(port, head) as (reader, writer):
         assert (await reader.readuntil(b"x")).startswith(b"HTTP/1.1 200")
@@ -223,7 +222,7 @@ async def test_a_body_that_comes_after_its_answer_leaves_a_time() -> None:
 async def test_between_requests_a_connection_stays_open_as_long_as_the_server_says(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A 408 that nobody had asked for was taken for the answer to the next request."""
+    """Otherwise an unsolicited 408 would be taken for the answer to the next request."""
     monkeypatch.setattr(connection, "SECONDS", SHORT)
     async with served(keep_alive_s=2) as (port, _), connected(port, b"") as (reader, writer):
         for _ in range(2):
@@ -247,7 +246,8 @@ def serve_until_killed(port: multiprocessing.connection.Connection) -> None:
 
 
 def test_what_came_while_the_worker_was_paused_is_read_first() -> None:
-    """After `docker unpause`, a client that had sent all in time got a 408, or no answer."""
+    """After `docker unpause`, a client that had sent everything in time used to get a 408 or no
+    answer."""
     spawning = multiprocessing.get_context("spawn")
     ours, theirs = spawning.Pipe()
     server = spawning.Process(target=serve_until_killed, args=[theirs], daemon=True)
@@ -321,8 +321,8 @@ FRAMED = {
 def test_a_client_that_asks_for_another_protocol_is_answered_in_this_one(
     framed: str, protocol: bytes, size: int
 ) -> None:
-    """`curl --http2` and Java's client ask for HTTP/2 in a request with a body, which was lost, or
-    run as a request of its own."""
+    """`curl --http2` and Java's client ask for HTTP/2 in a request with a body, which used to be
+    lost or treated as a separate request."""
     method, lines, body = FRAMED[framed]
     lines = b" /echo HTTP/1.1\r\nHost: a\r\nUpgrade: " + protocol + b"\r\n" + lines
     last = b"GET /echo HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
@@ -338,7 +338,7 @@ def test_a_client_that_asks_for_another_protocol_is_answered_in_this_one(
 
 
 def test_a_trailer_is_no_header() -> None:
-    """It could have brought a token, or another host."""
+    """It could carry a token or another host."""
     head = (
         b"POST /echo HTTP/1.1\r\nHost: a\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
     )
@@ -366,13 +366,13 @@ Passes = Callable[[float], Awaitable[None]]
 
 @asynccontextmanager
 async def stuck(patience_s: float) -> AsyncIterator[tuple[WorkerProtocol, Mock, list[str], Passes]]:
-    """A connection whose client takes nothing unless the test says so, which sets `n_left`; its
-    transport; why it was cut off, each time; and what lets time pass, which does not by itself."""
+    """Yield a connection whose client reads nothing unless the test sets `n_left`, its transport,
+    the reasons of cut-offs, and a function that advances the fake clock."""
     now = 0.0
 
     async def passes(seconds: float) -> None:
         nonlocal now
-        for _ in range(20):  # what is due is called, and what that brings
+        for _ in range(20):  # call what is due, and what follows from it
             now += seconds / 20
             await asyncio.sleep(0)
 
@@ -394,7 +394,7 @@ async def stuck(patience_s: float) -> AsyncIterator[tuple[WorkerProtocol, Mock, 
 @pytest.mark.anyio
 @pytest.mark.parametrize("n_taken", [0, 4])
 async def test_whoever_does_not_take_the_last_bytes_is_cut(n_taken: int) -> None:
-    """Also where they are few, the connection is being closed, and some of them were taken."""
+    """Even if they are few, the connection is being closed, and some were read."""
     async with stuck(0.05) as (protocol, transport, cuts, passes):
         protocol.data_received(b"not HTTP\r\n\r\n")
         assert protocol.transport.is_closing()
@@ -449,8 +449,8 @@ def statuses(answers: bytes) -> list[bytes]:
 
 
 async def exchanged(sent: bytes, *, closes: bool = False, size: int = 0) -> bytes:
-    """All that is answered to bytes that come at once, or in packets of a `size`; a client that
-    `closes` says at once that it sends nothing more."""
+    """Return all answers to bytes that come at once, or in packets of `size`; a client that
+    `closes` shuts down its sending side at once."""
     async with served() as (port, connections):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         for start in range(0, len(sent), size) if size else ():
@@ -485,7 +485,7 @@ async def test_each_pipelined_request_is_told_that_its_client_has_left() -> None
 
 
 async def freed_by_itself(kept: weakref.ref[Any], writer: asyncio.StreamWriter) -> None:
-    """Once its client has left, without a collection of garbage."""
+    """Wait until it is freed without garbage collection, once its client has left."""
     gc.collect()
     gc.disable()
     try:
@@ -534,7 +534,7 @@ async def test_a_handshake_that_fails_waits_for_no_collection(sent: bytes, tmp_p
 
 
 def test_a_client_that_sends_nothing_more_is_answered_but_not_waited_for() -> None:
-    """Health checks by `nc -N` do that; who has left looks the same."""
+    """Health checks by `nc -N` do this; a client that has left looks the same."""
     answer = asyncio.run(exchanged(b"GET /soon HTTP/1.1\r\nHost: a\r\n\r\n" * 2, closes=True))
     assert answer.count(b"HTTP/1.1 200") == 2
     left.clear()
@@ -547,7 +547,7 @@ def test_a_client_that_sends_nothing_more_is_answered_but_not_waited_for() -> No
 async def test_a_client_that_sends_nothing_more_gets_the_whole_answer_if_it_takes_it(
     monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
-    """It lost what it had not read a second after its end, as of a large answer."""
+    """It used to lose the part of a large answer that it had not read after a second."""
     monkeypatch.setattr(connection, "HALF_CLOSED_SECONDS", 0.3)
     head = b"GET %s HTTP/1.1\r\nHost: a\r\n\r\n" % path.encode()
     async with served() as (port, _), connected(port, head, limit=2**16) as (reader, writer):
@@ -588,7 +588,7 @@ REFUSED = {
 
 
 def uploaded(client: socket.socket, head: bytes, end: bytes | None = None) -> bytes:
-    """What is answered to a head and 20 MiB behind it: all of it, or up to its `end`."""
+    """Return the answer to a head followed by 20 MiB, complete or up to `end`."""
     with client:
         client.sendall(head)
         for _ in range(20):
@@ -602,7 +602,7 @@ def uploaded(client: socket.socket, head: bytes, end: bytes | None = None) -> by
 @pytest.mark.anyio
 @pytest.mark.parametrize("refused", REFUSED)
 async def test_who_is_still_sending_gets_the_answer(refused: str) -> None:
-    """The connection was reset, and what it had not read was lost."""
+    """The connection used to be reset, and unread data lost."""
     head, status = REFUSED[refused]
     async with served() as (port, _):
         client = socket.create_connection(("127.0.0.1", port), timeout=20)
@@ -728,7 +728,7 @@ async def test_who_is_still_sending_makes_room_and_does_not_delay_the_end(
 async def test_a_handshake_that_does_not_come_counts_as_a_connection(
     anyio_backend: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """They took all descriptors, and each new connection was reset."""
+    """They used to take all descriptors, so that new connections were reset."""
     certificate = own_certificate(tmp_path)
     trusting = ssl.create_default_context(cafile=certificate)
     monkeypatch.setattr(connection, "most_connections", lambda _: 4)
@@ -774,7 +774,7 @@ def test_a_refusal_is_never_taken_for_the_answer_to_an_earlier_request() -> None
     "form", [b"GET /%s HTTP/1.1\r\n", b"GET / HTTP/1.1\r\nA: %s\r\n"], ids=["target", "header"]
 )
 def test_a_head_may_have_64_kib_and_no_byte_more(form: bytes) -> None:
-    """Whatever comes in one read with it, and however long its target is."""
+    """Whatever comes in the same read, and however long the target is."""
     body = b"POST /early HTTP/1.1\r\nContent-Length: 5000\r\n\r\n" + b"b" * 5000
     form += b"Connection: close\r\n\r\n"
     n_least = len(form % b"")
@@ -790,7 +790,7 @@ def test_a_head_may_have_64_kib_and_no_byte_more(form: bytes) -> None:
 
 @pytest.mark.parametrize(("n_chunks", "status"), [(6, b"200"), (10, b"431")])
 def test_what_frames_a_body_is_measured_in_all_of_its_chunks(n_chunks: int, status: bytes) -> None:
-    """Without its head."""
+    """Without the head."""
     chunks = (b"1;" + b"a" * 10_000 + b"\r\nx\r\n") * n_chunks + b"0\r\n\r\n"
     head = b"POST /echo HTTP/1.1\r\nHost: a\r\nA: " + b"a" * 30_000 + b"\r\nConnection: close\r\n"
     head += CHUNKED + b"\r\n"

@@ -1,4 +1,4 @@
-"""A request means the same, whichever dialect says it: generated requests, said in each."""
+"""A request means the same in every dialect: generated requests, written in each."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ FIELDS = st.fixed_dictionaries(
 
 @st.composite
 def bodies(draw: st.DrawFn) -> dict[str, Any]:
-    """OpenAI's."""
+    """Generate bodies in OpenAI's format."""
     messages = [BRIEF] if draw(st.booleans()) else []
     n_calls = 0
     for _ in range(draw(st.integers(0, 2))):
@@ -224,18 +224,18 @@ DIALECTS: list[tuple[Any, Any, Any, set[str]]] = [
     (as_message, MessagesBody, read_messages, set()),
     (as_ollama, OllamaChatBody, read_ollama, {"tool_choice", "parallel_tool_calls"}),
 ]
-"""What a dialect makes of OpenAI's body, how it reads that, and what it has no field for."""
+"""A dialect's translation of OpenAI's body, its reader, and the fields that it lacks."""
 
 
 def asked_by(
     model: Any, read: Any, body: Said, state: AppState, template: ChatTemplate
 ) -> tuple[Any, ...]:
-    """What the engine is asked by a body, and how the answer is read."""
+    """Return the engine's request for a body, and how the answer is read."""
     inference = inference_of(read(model.model_validate(body), state), state, None)
     [asked] = inference.requests
     assert isinstance(asked.prompt, ChatPrompt) and inference.parser_of is not None
     text = template.read(asked.prompt).text()
-    # Ollama's penalties count as many tokens as llama.cpp's, and each has its own field of a form.
+    # Ollama's penalties count as many tokens as llama.cpp's; format fields differ.
     form = asked.sampling.constraint and structs.replace(asked.sampling.constraint, field="")
     sampling = structs.replace(asked.sampling, repeat_last_n=64, constraint=form)
     use = inference.parser_of("")._use
@@ -258,7 +258,7 @@ def test_a_request_asks_the_same_in_each_dialect(body: Said, name: str) -> None:
         assert asked_by(model, read, said_by(same), state, told) == expected, said_by
 
 
-# --- reasoning: four places that say something of it --------------------------------------------
+# --- reasoning: four places that set it --------------------------------------------
 
 SAID_OF: dict[str, st.SearchStrategy[Any]] = {
     "enable_thinking": st.booleans(),
@@ -271,7 +271,7 @@ TEMPLATES = st.sampled_from(["", "{{ reasoning_effort == 'none' }}", "{{ thinkin
 
 
 def reasoning(template: str, *places: Said) -> tuple[ReasoningChoice, dict[str, Any]]:
-    """What comes of the request's fields, its kwargs, the flags and the flags' kwargs."""
+    """Return the result of the request's fields, its kwargs, the flags and the flags' kwargs."""
     fields, kwargs, flags, flags_kwargs = (*places, {}, {}, {})[:4]
     settings = Settings(
         reasoning=("off", "on")[flags["enable_thinking"]] if "enable_thinking" in flags else "auto",
@@ -293,7 +293,7 @@ def test_a_field_and_its_variable_say_the_same_of_reasoning(template: str, said:
     assert by_field[0] == by_variable[0]
     named = by_field[1]
     assert named == {name: by_variable[1][name] for name in named}
-    if said.get("thinking_budget", 0) == 0:  # as a flag, -1 says nothing, and more is a limit
+    if said.get("thinking_budget", 0) == 0:  # as a flag, -1 is unset, and more is a limit
         assert reasoning(template, {}, {}, said)[0] == by_field[0]
 
 

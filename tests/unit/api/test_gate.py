@@ -1,4 +1,4 @@
-"""Who may ask: keys, and the names by which a worker may be called."""
+"""Access: keys, and the host names of a worker."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_worker_without_a_token_answers_to_what_no_stranger_owns(host: str) ->
 
 @pytest.mark.parametrize("host", PUBLIC)
 def test_a_rebound_name_gets_nothing(host: str) -> None:
-    """Its page is of one origin with the worker, as far as a browser knows."""
+    """For a browser, its page has the same origin as the worker."""
     own = {"host": host, "origin": f"http://{host}"}
     assert not lets_in(OPEN, **own)
     assert may_ask(Settings(host=("0.0.0.0",), allow_host=(host.rstrip("."),)), **own)

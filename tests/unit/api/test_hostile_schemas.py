@@ -1,4 +1,4 @@
-"""Schemas that are none, allow no answer, or were made to take long."""
+"""Schemas that are invalid, allow no answer, or try to take long."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_a_schema_that_refers_to_itself_and_ends_is_followed(schema: Any) -> Non
 
 
 def ladder(levels: int, step: Any) -> dict[str, Any]:
-    """Definitions that each use the next one twice."""
+    """Return definitions that each use the next one twice."""
     defs = {f"l{i}": step({"$ref": f"#/$defs/l{i + 1}"}, i) for i in range(levels)}
     defs[f"l{levels}"] = {"type": "string"}
     return {"$defs": defs, "$ref": "#/$defs/l0"}

@@ -1,4 +1,4 @@
-"""Media of a request: by a URL, from the hosts that are named and no others, and in base64."""
+"""Media of a request: by URL, only from allowed hosts, and in base64."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def got(
 
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names that were resolved: all are at one public address."""
+    """The resolved names, which all have the same public address."""
     asked: list[str] = []
 
     async def resolved(self: Any, host: str, port: int, **_: Any) -> list[Any]:
@@ -92,7 +92,7 @@ def test_an_address_inside_another_is_judged_as_itself(address: IPv4Address) -> 
 def test_the_address_that_was_checked_is_connected_to_under_the_hosts_name(
     names: list[str],
 ) -> None:
-    """A second look could find another one."""
+    """A second lookup could return another one."""
 
     def connected(request: httpx.Request) -> httpx.Response:
         assert request.url.host == PUBLIC
@@ -142,7 +142,7 @@ def test_a_redirect_is_checked_as_the_first_url_is(
 
 
 def test_a_redirect_to_a_named_host_is_followed(names: list[str]) -> None:
-    """Without the first one's cookies, though both hosts are at one address."""
+    """Without the first one's cookies, although both hosts have the same address."""
 
     def answer(request: httpx.Request) -> httpx.Response:
         assert "cookie" not in request.headers

@@ -1,4 +1,5 @@
-"""Raw grammars, regular expressions and choices: what follows them, and what is refused."""
+"""Raw grammars, regular expressions and choices: which answers follow them, and which are
+refused."""
 
 from __future__ import annotations
 
@@ -193,7 +194,7 @@ def test_a_regular_expression_holds_for_the_whole_text() -> None:
 
 
 def forced(definition: str, syntax: Any = "lark") -> ForcedCalls:
-    """The call of a custom tool whose text has a form."""
+    """Return the forced call of a custom tool whose text has a format."""
     form = TextForm(syntax, definition, "tools[0].format")
     return ForcedCalls((custom_tool("edit", None, "tools[0]", form),))
 
@@ -212,7 +213,7 @@ move: "*** Move to: " filename LF
 change: (("@@" | "@@ " /(.+)/) LF | ("+" | "-" | " ") /(.*)/ LF)+
 %import common.LF
 """
-"""As Codex describes its patches."""
+"""Codex's grammar for patches."""
 
 
 @pytest.mark.parametrize(
@@ -301,7 +302,7 @@ def test_no_text_breaks_the_reader_of_forms(text: str) -> None:
         except InvalidRequest as error:
             assert [f["field"] for f in error.details["errors"]] == ["tools[0].format.definition"]
             continue
-        with suppress(InvalidRequest):  # an expression that Rust's engine does not know
+        with suppress(InvalidRequest):  # an expression that Rust's engine does not support
             answer(found.grammar, seed=1, max_bytes=30, field=found.field)
 
 

@@ -1,5 +1,5 @@
-"""What a model writes is given on as it wrote it: calls as the templates that llama.cpp ships write
-them, cut off anywhere and in pieces of any length, and noise."""
+"""A model's output is forwarded unchanged: calls as llama.cpp's templates write them, cut off
+anywhere and in pieces of any length, and noise."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from worker.api.chat.parse.tagged_calls import Tags
 
 USE = use_of([EDIT, *TOOLS])
 WRITE_NO_CALLS = {
-    # These drop the calls of earlier answers, or want other variables than `tools`.
+    # These drop the calls of earlier answers, or need other variables than `tools`.
     "LFM2-8B-A1B",
     "LFM2.5-Instruct",
     "ibm-granite-granite-3.3-2B-Instruct",
     "CohereForAI-c4ai-command-r-plus-tool_use",
 }
 READ_AS_TEXT = {"LFM2.5-8B-A1B"}
-"""Their quotes are not escaped: a call with one within a text is not read."""
+"""They do not escape quotes: a call with one inside a text cannot be parsed."""
 
 WORDS = [
     "a",
@@ -93,7 +93,7 @@ def read(
 
 
 def call_of(name: str, calls: list[Any], content: str | None, reasoning: str | None) -> Written:
-    """The calls as a template writes them, in the forms of arguments that it takes."""
+    """Yield the calls as a template writes them, in the forms of arguments that it accepts."""
     texts = [json.dumps(each, ensure_ascii=False) for each in calls]
     for given_calls, text in product(
         (calls, texts, calls[:1], texts[:1]), dict.fromkeys((content, "", None))
@@ -105,7 +105,8 @@ def call_of(name: str, calls: list[Any], content: str | None, reasoning: str | N
 
 
 def has_own_marks(name: str, arguments: Any) -> bool:
-    """Whether a text holds what ends an argument in this convention: no template escapes it."""
+    """Whether a text contains the end mark of an argument in this convention, which no template
+    escapes."""
     forms = conventions(name).calls.texts
     text = json.dumps(arguments, ensure_ascii=False)
     return any(
@@ -114,18 +115,18 @@ def has_own_marks(name: str, arguments: Any) -> bool:
 
 
 WITHOUT_TYPES = {"MiniMax-M3"}
-"""In a value's parts, these write texts and numbers alike, and nothing for an empty list."""
+"""Within values, these write texts and numbers alike, and nothing for an empty list."""
 
 
 TURNS = re.compile(
     r"<\|(END_OF_TURN_TOKEN|START_OF_TURN_TOKEN|CHATBOT_TOKEN|end_of_msg|eom_id)\|>"
     r"|<\|tool_response>|<SPECIAL_12>|<｜(end▁of▁sentence|Assistant|hy_eos:opensource)｜>"
 )
-"""Behind a call, where a turn ends and another begins: control tokens, of which none is shown."""
+"""Control tokens after a call, where a turn ends and another begins; none is shown."""
 
 
 def untyped(value: Any) -> Any:
-    """A value whose texts are what they say in JSON or Python, without its empty lists."""
+    """Return a value whose texts are parsed as JSON or Python, without empty lists."""
     match value:
         case str():
             plain = value.strip()
@@ -152,7 +153,7 @@ def test_a_call_is_read_as_its_template_writes_it(
     if name == "NVIDIA-Nemotron-Nano-v2":
         content = None  # it writes text and calls as two answers
     if name == "Apriel-1.6-15b-Thinker-fixed":
-        reasoning = None  # it does not write the mark that its prompt ends with
+        reasoning = None  # it omits the mark with which its prompt ends
     assume(not any(has_own_marks(name, each) for each in calls))
     output = call_of(name, calls, content, reasoning)
     message = message_of(read(name, output, cuts))
@@ -166,7 +167,7 @@ def test_a_call_is_read_as_its_template_writes_it(
     if reasoning and reasoning in output.output:
         assert message.reasoning == reasoning, output
     said = content if content is not None and content in output.output else ""
-    if expected and not message.named:  # what cannot be read is text, as it was written
+    if expected and not message.named:  # unparsable output is text, unchanged
         said = output.output.rpartition(conventions(name).thinking.end)[2].strip()
     assert TURNS.sub("", message.content).strip() == said, output
 
@@ -196,7 +197,7 @@ def test_a_custom_tool_gets_the_text_that_was_written(
     assert [call["input"] for call in calls] == [text] or (name in READ_AS_TEXT and not calls)
     cut = Written(output.prompt, output.output[: int(where * len(output.output))])
     for call in (found := message_of(read(name, cut, [], use)).without_ids).calls:
-        # What may be the beginning of an end mark is text, where nothing follows.
+        # A possible beginning of an end mark is text if nothing follows.
         sent = call["input"]
         assert text.startswith(sent) or (sent.startswith(text) and cut.output.endswith(sent[-1]))
     assert message_of(read(name, cut, cuts, use)).without_ids == found
@@ -204,7 +205,7 @@ def test_a_custom_tool_gets_the_text_that_was_written(
 
 @pytest.mark.parametrize("name", sorted(set(NAMES) - WRITE_NO_CALLS))
 def test_a_text_argument_may_hold_what_begins_an_argument(name: str) -> None:
-    """Behind the end of an argument, too: one that was given already, or no whole header."""
+    """Also after the end of an argument: a repeated one, or an incomplete header."""
     tags = [form.arguments for form in conventions(name).calls.forms]
     flat = [each for each in tags if isinstance(each, Tags) and not each.nested]
     for header, end in (argument for each in flat for argument in each.arguments):
@@ -223,15 +224,15 @@ def test_a_list_may_hold_what_begins_an_unescaped_text() -> None:
 
 
 def test_each_convention_of_calls_is_a_templates() -> None:
-    """Else nothing here reads what it says."""
+    """Otherwise nothing here would test it."""
     shown = {id(next((c for c in CONVENTIONS if c.is_shown_by(source(n))), None)) for n in NAMES}
     without = [each.opens or each.template for each in CONVENTIONS if id(each) not in shown]
     assert without == [], "none of tests/data/templates is read by it, or another comes before it"
 
 
 def essence(name: str, text: str, prompt: str = "") -> str:
-    """A text without white space and the marks that are no part of an answer, of which the first
-    may have begun in the prompt."""
+    """Return a text without whitespace and without marks, the first of which may have begun in the
+    prompt."""
     own = conventions(name)
     thinking = own.thinking
     frames = (thinking.begin, thinking.also, thinking.end, *own.calls.frames)
@@ -268,8 +269,8 @@ def test_no_output_loses_or_gains_a_character(
     use: ToolUse | None,
     begun: str,
 ) -> None:
-    """Text and reasoning together are the output without its marks, wherever no call was read; and
-    an answer in pieces is the whole one."""
+    """Text and reasoning together are the output without its marks, unless a call was parsed; and
+    an answer in pieces equals the whole one."""
     found = written(name, calls, "Text here", "Hm, so") if calls else None
     plain = found.output[: int(where * len(found.output))] if found else ""
     output = Written(found.prompt if found else begun, plain + noise)
@@ -283,7 +284,7 @@ def test_no_output_loses_or_gains_a_character(
 
 @pytest.mark.parametrize("name", KINDS)
 def test_the_work_grows_as_the_text_does(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Characters that are looked at again are counted, not seconds."""
+    """Counts rescanned characters instead of seconds."""
     from worker.api.chat.parse.source import Source
 
     held = 0

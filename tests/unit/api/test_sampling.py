@@ -1,4 +1,4 @@
-"""What a request says of sampling reaches the sampler, in every dialect, by the one table."""
+"""A request's sampling fields reach the sampler in every dialect, through one table."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Dialect:
     read: Callable[[Any, Any], Any]
     fields: dict[str, Any]
     inside: str = ""
-    """The field that has those of sampling."""
+    """The field that contains the sampling fields."""
 
     def body(self, **fields: Any) -> Any:
         placed = {self.inside: fields} if self.inside else fields
@@ -87,7 +87,7 @@ NUMBERS = tuple(PARAMETERS.values())
 
 
 def some_value(known: Parameter) -> float:
-    """In every dialect's range, and no default of anything."""
+    """Return a value in every dialect's range that is no default."""
     low, high = known.low, min(known.high, 2)
     return 2 if known.is_integer else round(low + 0.37 * (high - low), 3)
 
@@ -192,7 +192,7 @@ def test_the_native_dialect_refuses_what_it_does_not_know() -> None:
 
 @dialects
 def test_a_window_of_penalties_is_the_dialects_own(dialect: Dialect) -> None:
-    """llama.cpp's clients mean the last 64 tokens; OpenAI's the answer."""
+    """For llama.cpp's clients the last 64 tokens; for OpenAI's the answer."""
     expected = LLAMA_CPP_WINDOW if dialect.name in ("llama-server", "ollama") else None
     assert dialect.sampling().repeat_last_n == expected
     assert dialect.sampling(repeat_last_n=-1).repeat_last_n == -1
@@ -223,7 +223,7 @@ def test_biases_in_all_their_forms(dialect: Dialect) -> None:
         {"x" * 20_000: 1},
     ):
         (message,) = dialect.faults(logit_bias=wrong).values()
-        assert "logit_bias must be" in message
+        assert "logit_bias must" in message
 
 
 @open_ones
@@ -292,8 +292,8 @@ HARMLESS = {
     "auto_max_new_tokens", "static_cache", "best_of", "minimum_message_content_tokens",
     "n_keep", "min_keep", "mode", "continue_", "repetition_decay",
 }  # fmt: skip
-"""What these bodies have besides: of loaders and transports, of beams without beams, of curves
-without smoothing."""
+"""Other fields of these bodies: of loaders and transports, of beam search without beams, of
+smoothing curves without smoothing."""
 
 SILLY_TAVERN = {
     "prompt": "Once", "max_new_tokens": 12, "max_tokens": 12, "temperature": 2.5, "top_p": 0.9,
@@ -402,7 +402,7 @@ IDS = st.one_of(
 )
 
 
-@settings(max_examples=200, deadline=None)  # other processes have the machine
+@settings(max_examples=200, deadline=None)  # other processes may use the machine
 @given(
     dialect=st.sampled_from(OPEN),
     given_ids=st.one_of(st.lists(IDS, max_size=3), st.lists(IDS, max_size=3).map(repr), IDS),

@@ -1,4 +1,4 @@
-"""A stream, put together as its clients do, is the whole answer, in every dialect.
+"""A stream, assembled like in its clients, equals the whole answer, in every dialect.
 
 The events are generated: outputs with reasoning, text and calls in random cuts, several choices in
 random order, log-probabilities, and ends of every kind. Nothing here needs an engine.
@@ -70,11 +70,11 @@ SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 FUNCTION = {"name": "get_time", "parameters": SCHEMA}
 CHOICES = {"n": 2}
 Frame = tuple[int, list[StreamEvent]]
-"""Of which choice, and its events."""
+"""The choice, and its events."""
 
 
 def data_of(stream: bytes) -> list[Any]:
-    """The data of nameless events."""
+    """Return the data of events without a name."""
     lines = stream.decode().replace(KEEPALIVE.decode(), "").split("\n\n")
     assert lines.pop() == "" and all(line.startswith("data: ") for line in lines)
     return [json.loads(line[6:]) for line in lines if line != "data: [DONE]"]
@@ -84,7 +84,7 @@ def named(stream: bytes) -> list[dict[str, Any]]:
     return [event for event in parse_sse(stream.decode().split("\n")) if event is not None]
 
 
-# --- clients: a stream put together, and what of the whole answer it must equal -----------------
+# --- clients: assemble a stream, and the parts of the whole answer to compare -----------------
 
 
 def join_chat(stream: bytes) -> Any:
@@ -179,7 +179,7 @@ CALL_DELTAS = ("response.function_call_arguments.delta", "response.custom_tool_c
 
 
 def join_response(stream: bytes) -> Any:
-    """As OpenAI's client for Node, which adds a delta only to a part that an event has begun."""
+    """Like OpenAI's client for Node, which adds a delta only to a part that an event has begun."""
     events = named(stream)
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     output: list[list[Any]] = []
@@ -347,7 +347,7 @@ CLIENTS |= {
 
 
 def test_every_dialects_answers_are_read() -> None:
-    """Each that a dialect streams has a client here."""
+    """Each answer that a dialect streams has a client here."""
     kinds: list[type[Answer[Any]]] = [*Answer.__subclasses__()]
     for kind in kinds:
         kinds += kind.__subclasses__()
@@ -373,7 +373,7 @@ ENDS = st.sampled_from(get_args(StopReason))
 
 @st.composite
 def stories(draw: st.DrawFn) -> list[list[StreamEvent]]:
-    """The frames of one choice."""
+    """Generate the frames of one choice."""
     output = draw(OUTPUTS)
     cuts = sorted(draw(st.sets(st.integers(0, len(output)), max_size=20)) | {0, len(output)})
     texts = [output[a:b] for a, b in zip(cuts, cuts[1:], strict=False)]
@@ -400,7 +400,7 @@ def score(text: str, logprob: float = -0.5) -> TokenLogprob:
 
 @st.composite
 def arrivals(draw: st.DrawFn) -> list[Frame]:
-    """The frames of two choices, in some order of arrival."""
+    """Generate the frames of two choices, in some order of arrival."""
     queues = [draw(stories()), draw(stories())]
     arrived: list[Frame] = []
     while any(queues):
@@ -437,7 +437,7 @@ def streamed(answer: Answer[Any], frames: Iterable[Frame]) -> list[bytes]:
 
 
 def sent_to(asked: Generate, events: list[StreamEvent]) -> list[StreamEvent]:
-    """The events as the engine sends them, with log-probabilities only where they are wanted."""
+    """Return the events as the engine sends them, with log-probabilities only if requested."""
     sent: list[StreamEvent] = []
     for event in events:
         match event:
@@ -478,11 +478,11 @@ def test_a_stream_put_together_is_the_whole_answer(name: str, frames: list[Frame
 
 
 def check_that_the_last_event_alone_is_the_end(client: Client, stream: bytes) -> None:
-    """As a gateway reads it: not the end of one choice, behind which the other one goes on."""
+    """As a gateway reads it: not the end of one choice, after which the other continues."""
     media_type = client.answer.media_type.partition(";")[0]
     tail, has_ended = Tail(client.answer.form, media_type), []
     separator = b"\n" if media_type == NDJSON else b"\n\n"
-    for event in stream.split(separator)[:-1]:  # a worker may be lost behind each
+    for event in stream.split(separator)[:-1]:  # a worker may be lost after each
         tail.whole(event + separator)
         has_ended.append(tail.has_ended)
     assert has_ended == [False] * (len(has_ended) - 1) + [True]
@@ -510,7 +510,7 @@ def test_a_call_that_was_cut_off_is_none_of_ollamas(reason: StopReason, ends: st
 def test_a_call_without_its_end_is_whole_where_its_model_ended_the_answer(
     reason: StopReason,
 ) -> None:
-    """Its arguments were no JSON: the last brace was missing."""
+    """Its arguments used to be invalid JSON: the last brace was missing."""
     called = "<tool_call>\n<function=get_time>\n<parameter=city>\na\n</parameter>\n"
     choice = answer_of(CLIENTS["messages"]).choices[0]
     for event in (Started(0, 1), Token(0, called, (1,)), Finished(0, reason, 1, 1.0)):
@@ -524,7 +524,7 @@ def test_a_call_without_its_end_is_whole_where_its_model_ended_the_answer(
 def test_what_a_call_has_instead_of_json_arrives_where_it_is_told_as_an_object(
     written: str,
 ) -> None:
-    """It was lost, from its mistake on or whole."""
+    """It used to be lost, from its mistake on or completely."""
     called = f'<tool_call>{{"name": "get_time", "arguments": {written}}}</tool_call>'
     events: list[StreamEvent] = [Started(0, 1), Token(0, called, (1,)), Finished(0, "EOS", 1, 1.0)]
     ollama, anthropic = answer_of(CLIENTS["ollama's chat"]), answer_of(CLIENTS["messages"])
@@ -541,7 +541,7 @@ def test_what_a_call_has_instead_of_json_arrives_where_it_is_told_as_an_object(
 def test_a_stream_that_fails_ends_with_the_failure_alone(
     name: str, frames: list[Frame], at: int
 ) -> None:
-    """Whatever came before it: one last event that the form of its stream calls an end."""
+    """Whatever came before: a single last event that the dialect defines as an end."""
     client, lost = CLIENTS[name], Failed(0, EngineCrashed("The engine died."))
     answer = answer_of(client)
     before = [frame for frame in frames if frame[0] == 0][:-1]
@@ -554,7 +554,7 @@ def test_a_stream_that_fails_ends_with_the_failure_alone(
 
 
 def test_the_item_in_which_a_response_failed_is_incomplete() -> None:
-    """An agent would make a call that is told as completed."""
+    """An agent would execute a call that is marked as completed."""
     texts = "I look.", '<tool_call>\n{"name": "get_time", "arguments": {"city": "b'
     events: list[StreamEvent] = [Started(0, 1)]
     events += [Token(0, text, (n,)) for n, text in enumerate(texts)]
@@ -567,7 +567,7 @@ def test_the_item_in_which_a_response_failed_is_incomplete() -> None:
 
 @pytest.mark.parametrize("kind", WorkerError.__subclasses__())
 def test_a_response_fails_with_a_code_that_openai_s_types_know(kind: type[WorkerError]) -> None:
-    """Typed clients took the worker's own codes for no response."""
+    """Typed clients reject the worker's own codes."""
     error = kind("No.", prompt_tokens=9, context_length=8)
     stream = b"".join(streamed(answer_of(CLIENTS["responses"]), [(0, [Failed(0, error)])]))
     for event in (stream, ResponseAnswer.form.failure(error, b"", b"")):
@@ -577,7 +577,7 @@ def test_a_response_fails_with_a_code_that_openai_s_types_know(kind: type[Worker
 
 
 def test_a_response_has_the_scores_of_its_text_s_own_tokens() -> None:
-    """Neither those of reasoning, calls, marks and the end; also where a text came late."""
+    """Without those of reasoning, calls, marks and the end, even if a text came late."""
     call = '{"name": "get_time", "arguments": {}}'
     written = ["<think>", "Hm", "</think>", "One", " <", "tool", " two ", "<tool_call>", call]
     events: list[StreamEvent] = [Started(0, 1)]

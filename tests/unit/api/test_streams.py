@@ -1,4 +1,4 @@
-"""What only a scripted engine shows: silence, stalls, odd frames and the errors in mid-stream."""
+"""Situations that need a scripted engine: silence, stalls, odd frames and errors in mid-stream."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_a_client_that_leaves_cancels_its_job(
 
 
 def test_a_request_that_can_never_fit_is_refused_by_the_limit(scripted: ScriptedFactory) -> None:
-    """To try again would not help: no queue is long enough."""
+    """Retrying would not help, because no queue is long enough."""
     worker = scripted(slots=2, max_queued_requests=500)
     body = {"prompt": ["Once"] * 256, "n": 2, "max_tokens": 1}
     answer = httpx.post(f"{worker.base_url}/v1/completions", json=body)
@@ -166,7 +166,8 @@ def test_a_request_that_can_never_fit_is_refused_by_the_limit(scripted: Scripted
 
 
 def test_only_the_last_chunk_has_the_word_usage(scripted: ScriptedFactory) -> None:
-    """Clients of llama-server take every chunk that has it for the one with the numbers."""
+    """Clients of llama-server take every chunk that contains the word for the one with the
+    numbers."""
     worker = scripted()
     worker.supervisor.script = story("a", "b")
     body = {

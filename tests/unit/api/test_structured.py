@@ -1,4 +1,5 @@
-"""Schemas: what is enforced is valid, what is not is named, and bad ones are refused by field."""
+"""Schemas: enforced answers are valid, unenforced keywords are named, and bad schemas are
+refused."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ ZODS = json.loads((Path(__file__).parents[2] / "data/zod_schemas.json").read_tex
 
 
 def enforced(schema: Any) -> tuple[str, tuple[str, ...]]:
-    """The grammar for a schema that must be accepted, and what it leaves out."""
+    """Return the grammar for a schema that must be accepted, and the keywords that it omits."""
     found = constrain(JsonSchema(schema, "s"))
     return found.constraint.grammar, found.not_enforced
 
@@ -131,7 +132,7 @@ SCHEMAS = st.recursive(
 
 
 def without(schema: Any, paths: tuple[str, ...], path: str = "s") -> Any:
-    """The schema as it was promised: without the keywords that are not enforced."""
+    """Return the schema without the keywords that are not enforced."""
     if isinstance(schema, list):
         return [without(item, paths, f"{path}[{index}]") for index, item in enumerate(schema)]
     if not isinstance(schema, dict):
@@ -160,7 +161,7 @@ KEYWORDS = st.sampled_from(
 
 @st.composite
 def damaged(draw: st.DrawFn) -> Any:
-    """A schema with a keyword somewhere that has a value of any kind."""
+    """A schema with an arbitrary value for some keyword."""
     schema = deepcopy(draw(SCHEMAS))
     place = schema
     while isinstance(place, dict) and place and draw(st.booleans()):
@@ -172,7 +173,7 @@ def damaged(draw: st.DrawFn) -> Any:
 
 
 def check_a_schema(schema: Any, seed: int) -> None:
-    """Walk through a schema's answers: each is valid under what was promised."""
+    """Walk through a schema's answers; each must be valid under the enforced part."""
     try:
         asked = constrain(JsonSchema(schema, "s"))
     except InvalidRequest:
@@ -180,7 +181,7 @@ def check_a_schema(schema: Any, seed: int) -> None:
     try:
         found = answer(asked.constraint.grammar, seed, max_bytes=150)
     except InvalidRequest as error:
-        assert error.details["field"] == "s"  # nothing is valid under it, or it takes too much
+        assert error.details["field"] == "s"  # no value is valid, or it is too large
         return
     if found is not None:
         value = json.loads(found)
@@ -228,7 +229,7 @@ class Node(BaseModel):
 
 
 class Record(BaseModel):
-    """What people put into models of answers."""
+    """A model with what people commonly use."""
 
     title: str = Field(max_length=40, description="a title")
     when: datetime

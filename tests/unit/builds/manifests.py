@@ -1,7 +1,7 @@
-"""Reads builds/deploy/kubernetes as kustomize does, and the published schemas its resources have.
+"""Reads builds/deploy/kubernetes like kustomize, and the published schemas of its resources.
 
-Of kustomize only what those files use: resources, components, images, JSON patches, one generator.
-Anything else in a kustomization is an error here, so that nothing goes unread.
+Supports only the features that those files use: resources, components, images, JSON patches, one
+generator. Anything else in a kustomization is an error, so that nothing is ignored.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ Resource = dict[str, Any]
 
 
 def render(folder: Path) -> list[Resource]:
-    """What `kubectl apply --kustomize FOLDER` would send, but for the generator's hash in names."""
+    """Return what `kubectl apply --kustomize FOLDER` would send, except for the generator's hash in
+    names."""
     return _build(folder, [])
 
 
 def _build(folder: Path, found: list[Resource]) -> list[Resource]:
-    """`found` and the folder's resources, with the folder's changes to all of them."""
+    """Return `found` and the folder's resources, with the folder's changes applied to all."""
     stated = yaml.safe_load((folder / "kustomization.yaml").read_text())
     if unread := stated.keys() - READ:
         raise ValueError(f"{folder}: {sorted(unread)} is not read here")
@@ -61,7 +62,7 @@ def _build(folder: Path, found: list[Resource]) -> list[Resource]:
 
 
 def _patch(resource: Resource, operation: dict[str, Any]) -> None:
-    """One operation of a JSON patch (RFC 6902): add, replace or remove."""
+    """Apply one operation of a JSON patch (RFC 6902): add, replace or remove."""
     *parents, last = operation["path"].strip("/").split("/")
     place: Any = resource
     for step in parents:
@@ -73,7 +74,7 @@ def _patch(resource: Resource, operation: dict[str, Any]) -> None:
     elif operation["op"] == "add":
         place[last] = operation["value"]
     elif operation["op"] in ("replace", "remove"):
-        del place[last]  # a key that is not there is an error, as it is to kustomize
+        del place[last]  # a missing key is an error, as in kustomize
         if operation["op"] == "replace":
             place[last] = operation["value"]
     else:
@@ -92,7 +93,7 @@ def _rename(resources: list[Resource], image: dict[str, str]) -> None:
 
 
 def containers(resource: Resource) -> list[dict[str, Any]]:
-    """Those of a Deployment; none of another kind."""
+    """Return the containers of a Deployment; none for other kinds."""
     if resource["kind"] != "Deployment":
         return []
     found: list[dict[str, Any]] = resource["spec"]["template"]["spec"]["containers"]
@@ -100,7 +101,7 @@ def containers(resource: Resource) -> list[dict[str, Any]]:
 
 
 def published(name: str) -> bytes:
-    """The file as its project published it."""
+    """Return the file as its project published it."""
     return gzip.decompress((PUBLISHED / f"{name}.gz").read_bytes())
 
 
@@ -119,7 +120,8 @@ def schemas() -> dict[tuple[str, str], dict[str, Any]]:
 
 
 def _closed(schema: Any) -> Any:
-    """A structural schema as JSON Schema: where the API server would drop a field, an error."""
+    """Convert a structural schema to JSON Schema, with errors for fields that the API server would
+    drop."""
     if isinstance(schema, list):
         return [_closed(each) for each in schema]
     if not isinstance(schema, dict):
@@ -135,14 +137,14 @@ def _closed(schema: Any) -> Any:
 
 @cache
 def scaler_fields(kind: str) -> dict[str, dict[str, Any]]:
-    """The `metadata` that KEDA's scaler of this type reads: name → its definition."""
+    """Return the `metadata` that KEDA's scaler of this type reads: name → definition."""
     scalers = json.loads(published("scalers-schema.json"))["scalers"]
     (scaler,) = [each for each in scalers if each["type"] == kind]
     return {each["name"]: each for each in scaler["parameters"]}
 
 
 def changed(resource: Resource, path: str, value: Any) -> Resource:
-    """A copy with `value` at `path` (`spec/triggers/0/type`)."""
+    """Return a copy with `value` at `path` (`spec/triggers/0/type`)."""
     copied = copy.deepcopy(resource)
     *parents, last = path.split("/")
     place: Any = copied

@@ -84,7 +84,7 @@ def test_no_path_of_the_building_machine_is_in_it(cpu_wheel_files: dict[str, byt
 def test_the_stamp_is_true_of_the_binaries(
     cpu_stamp: dict[str, Any], cpu_wheel_files: dict[str, bytes], tmp_path: Path
 ) -> None:
-    """Compared with what the compiler left in the library and what the archive itself says."""
+    """Compared with the compiler's marks in the library and with the archive itself."""
     library = tmp_path / "libllama.so"
     library.write_bytes(cpu_wheel_files["llama_cpp/lib/libllama.so"])
     shown = subprocess.run(

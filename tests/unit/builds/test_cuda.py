@@ -1,4 +1,4 @@
-"""What is added to a CUDA toolkit, and what not. These toolkits are folders, not compilers."""
+"""Additions to a CUDA toolkit. These toolkits are folders, not compilers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COMPLETE = ("include/cublas_v2.h", "lib64/stubs/libcuda.so")
 
 
 def toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: tuple[str, ...]) -> Path:
-    """A toolkit of these files, whose nvcc answers as the real one does when asked where it is."""
+    """A toolkit of these files, whose nvcc reports its location like the real one."""
     root = tmp_path / "toolkit"
     for name in files:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -49,7 +49,7 @@ def test_a_missing_driver_is_stood_in_for(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_plugin_asks_for_the_driver_that_was_stood_in_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on systems whose linker takes only what a symbol was found in."""
+    """As on systems whose linker keeps only libraries that provide a used symbol."""
     toolkit(tmp_path, monkeypatch, COMPLETE[:1])
     cuda.completion(pinned.pins(), tmp_path)
     caller = tmp_path / "caller.cpp"
@@ -72,6 +72,6 @@ def test_an_nvcc_that_tells_nothing_gets_a_sentence(
         cuda.completion(pinned.pins(), tmp_path)
 
 
-@pytest.mark.skipif(shutil.which("nvcc") is None, reason="asks a real nvcc")
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs a real nvcc")
 def test_the_real_nvcc_names_itself() -> None:
     assert re.fullmatch(r"nvcc release \d+\.\d+, V[\d.]+", cuda.compiler())

@@ -22,7 +22,7 @@ def test_the_unit_gives_the_drain_its_time_and_does_not_retry_what_cannot_heal()
     timeout = int(re.search(r"^TimeoutStopSec=(\d+)$", text, re.M)[1])  # type: ignore[index]
     assert timeout >= Settings().drain_timeout + 5
     assert "KillMode=mixed" in text
-    # A hub that is away for an hour is no reason to stay down.
+    # If a hub is unavailable for an hour, the unit must not stay down.
     assert "StartLimitIntervalSec=0" in text and DownloadError.exit_code == 6
     prevented = re.search(r"^RestartPreventExitStatus=(.*)$", text, re.M)
     assert prevented is not None and prevented[1].split() == ["2", "3", "4", "7"]

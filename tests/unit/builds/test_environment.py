@@ -1,4 +1,4 @@
-"""`make setup`: quick when nothing changed, a sentence when the machine lacks something."""
+"""`make setup`: quick if nothing changed, a message if the machine lacks something."""
 
 import importlib.util
 import json
@@ -25,7 +25,7 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
 
 
 def own_venv() -> Path:
-    """The venv that `make setup` made for this checkout: another's must not be changed."""
+    """The venv that `make setup` made for this checkout; others must not be changed."""
     stamp = Path(sys.prefix, STAMP)
     if not stamp.exists() or json.loads(stamp.read_text())["root"] != str(ROOT):
         pytest.skip("these tests run outside the venv that `make setup` makes here")

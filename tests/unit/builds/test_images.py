@@ -1,4 +1,4 @@
-"""The Dockerfiles and the command that builds them; what takes minutes is in system/images."""
+"""The Dockerfiles and the command that builds them; slow tests are in system/images."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def instructions(backend: str) -> list[str]:
 
 
 def test_there_is_an_image_per_hardware() -> None:
-    """But for macOS' own processors: images run on Linux. Each is built by a target of make."""
+    """Except for macOS itself, because images run on Linux. Each has a make target."""
     assert set(images.BACKENDS) == BACKENDS.keys() - {"accelerate"}
     makefile = (ROOT / "Makefile").read_text("utf-8")
     assert all(f"\nimage-{backend}:" in makefile for backend in images.BACKENDS)
@@ -99,7 +99,8 @@ RUN_LINES = sorted(
 
 
 def folders(backend: str) -> set[str]:
-    """The folders that are made for the image's user, so that a volume there can be written to."""
+    """Return the folders that are created for the image's user, so that volumes there are
+    writable."""
     return set(re.findall(r"install --directory .*? (/\w+)", "\n".join(instructions(backend))))
 
 
@@ -114,7 +115,7 @@ def test_a_line_that_runs_an_image_fits_the_image(line: str) -> None:
     (at,) = [n for n, word in enumerate(words) if word.startswith("llorch-")]
     backend, given = words[at].removeprefix("llorch-"), words[at + 1 :]
     if given and given[0].startswith("("):
-        given = []  # a remark
+        given = []  # a comment
     options = list(zip(words[:at], words[1:at], strict=False))
     assert [value for name, value in options if name == "-p"] == [f"8080:{port(backend)}"]
     mounts = {value.split(":")[1] for name, value in options if name == "-v"}

@@ -1,4 +1,4 @@
-"""What ends a build ends all that it started."""
+"""Ending a build ends all processes that it started."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ sys.exit(install_engine._module("builds", "cpu", path=Path.cwd()))
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Where the package `builds` is that of this project, but compiles for a thousand seconds."""
+    """A folder with this project's package `builds`, whose compiler runs for a thousand seconds."""
     package = tmp_path / "builds"
     package.mkdir()
     (package / "__init__.py").write_text(f"__path__.append({str(BUILDS)!r})")
@@ -46,14 +46,14 @@ def folder(tmp_path: Path) -> Path:
 def ended(
     command: list[str], ends: signal.Signals, folder: Path, children: int
 ) -> list[psutil.Process]:
-    """Its descendants that outlive it."""
+    """Return descendants that outlive the process."""
     process = subprocess.Popen([sys.executable, *command], cwd=folder)
     known = psutil.Process(process.pid)
     deadline = time.monotonic() + 60
     while len(found := known.children(recursive=True)) < children:
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.02)
-    # Who has started one does nothing but wait once its handlers are there.
+    # Once its handlers are installed, the starter only waits.
     while not all(each.status() == psutil.STATUS_SLEEPING for each in (known, *found)):
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.02)
@@ -68,7 +68,7 @@ def ended(
 
 
 def goes_on(process: psutil.Process) -> bool:
-    """Whether it has not ended; nobody may look at the end of an orphan."""
+    """Whether it is still running; an orphan may never be reaped."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -81,7 +81,7 @@ def test_the_compilers_end_with_their_build(ends: signal.Signals, folder: Path) 
 
 
 ENDS = [signal.SIGINT, signal.SIGTERM]
-if sys.platform == "linux":  # the kernel tells the build there
+if sys.platform == "linux":  # the kernel signals the build there
     ENDS += [signal.SIGHUP, signal.SIGKILL]
 
 

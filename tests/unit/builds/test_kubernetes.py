@@ -43,7 +43,7 @@ def one(resources: list[Resource], kind: str, name: str = "llorch-worker") -> Re
 
 
 def check(resource: Resource) -> None:
-    """Raises unless the resource has known fields of the right kinds, all of them."""
+    """Raise unless all fields of the resource are known and have the right types."""
     schema = schemas().get((resource["apiVersion"], resource["kind"]))
     if schema is None:
         assert validator.validate(resource, KUBERNETES_VERSION, strict=True) is not None
@@ -217,7 +217,7 @@ def test_keda_counts_what_the_worker_writes() -> None:
 
 
 def _series() -> dict[str, str]:
-    """The series of `/metrics`: name → kind."""
+    """Return the series of `/metrics`: name → kind."""
     text = Metrics("worker").exposition(ready_status())
     typed = [line for line in text.decode().splitlines() if line.startswith("# TYPE ")]
     return {name: kind for _, _, name, kind in (line.split(" ") for line in typed)}

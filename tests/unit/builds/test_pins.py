@@ -1,4 +1,4 @@
-"""The pin, and the flags of every backend."""
+"""The pinned versions, and the flags of every backend."""
 
 import platform
 import tomllib
@@ -64,7 +64,7 @@ def test_a_native_wheel_is_another_on_another_processor(monkeypatch: pytest.Monk
 def test_a_native_build_has_the_options_of_llama_cpps_variant(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Features as /proc/cpuinfo names them; the variants are those of ggml/src/CMakeLists.txt."""
+    """Features are named as in /proc/cpuinfo; the variants are those of ggml/src/CMakeLists.txt."""
     haswell = "sse4_2 avx f16c fma avx2 bmi2"
     skylake = f"{haswell} avx512f avx512cd avx512vl avx512dq avx512bw"
     machines = {

@@ -142,7 +142,7 @@ def test_a_missing_library_stops_the_build(tmp_path: Path, patchelf: Path) -> No
 
 
 def test_macos_names_are_understood(tmp_path: Path, patchelf: Path) -> None:
-    """There the version stands before the ending."""
+    """There the version is before the suffix."""
     files = {}
     for name, data in UPSTREAM.items():
         stem, dot, version = name.partition(".so.")
@@ -162,7 +162,7 @@ def test_macos_names_are_understood(tmp_path: Path, patchelf: Path) -> None:
 def test_a_library_looks_for_others_beside_itself_and_nowhere_else(
     tmp_path: Path, patchelf: Path
 ) -> None:
-    """Its linker was told of a toolkit in somebody's home, as CMake tells it."""
+    """Although CMake told the linker about a toolkit in somebody's home."""
     plugin = tmp_path / "plugin.so"
     run_paths = "-Wl,-rpath,$ORIGIN:/home/somebody/toolkit"
     command = ["c++", "-shared", run_paths, "-o", str(plugin), "-x", "c++", "/dev/null"]

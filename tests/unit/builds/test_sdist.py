@@ -1,4 +1,4 @@
-"""The sources are the pinned ones, or nothing is built."""
+"""Only the pinned sources are built."""
 
 import io
 import subprocess
@@ -41,7 +41,7 @@ def test_a_tampered_archive_in_the_cache_is_refused(private_cache: Path) -> None
 def test_nothing_of_a_tampered_sdist_runs(
     tmp_path: Path, private_cache: Path, patchelf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Offered by an index of the machine: pip would run its build backend to read its metadata."""
+    """If the machine's index offers it, pip would run its build backend to read its metadata."""
     pins, ran = pinned.pins(), tmp_path / "ran"
     private_cache.mkdir(parents=True)
     (private_cache / "toolchain").symlink_to(patchelf.parents[2])

@@ -1,4 +1,4 @@
-"""What lies in the cache under its final name is complete."""
+"""A file in the cache with its final name is complete."""
 
 import subprocess
 import sys
@@ -64,7 +64,7 @@ def test_a_second_process_waits_and_says_so(private_cache: Path) -> None:
 def test_a_cache_that_cannot_be_made_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also to a user whom the system does not know, and who has no home."""
+    """Also for a user whom the system does not know and who has no home."""
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(BuildError, match="/file/.* cannot be made: .*; set XDG_CACHE_HOME"):

@@ -1,4 +1,4 @@
-"""Variants for arm64 that the compiler cannot make are left out of a build, and no others."""
+"""Only arm64 variants that the compiler cannot build are left out."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_variants_with_a_refused_feature_go(listing: str) -> None:
 
 
 def compiler(folder: Path, target: str, *, knows: bool) -> str:
-    """A compiler that answers what it is asked here."""
+    """A fake compiler with the needed answers."""
     script = folder / "c++"
     script.write_text(
         f"#!/bin/sh\n[ $1 = -dumpmachine ] && echo {target} && exit 0\n"

@@ -24,7 +24,7 @@ THREAD = 0x10000
 
 
 def answer(machine: str, call: int, *arguments: int, audit: int | None = None) -> int:
-    """What the filter returns for a call."""
+    """Return the filter's result for a call."""
     arch = MACHINES[machine].audit if audit is None else audit
     padded = [*arguments, *[0] * (6 - len(arguments))]
     data = struct.pack("<IIQ6Q", call, arch, 0, *padded)

@@ -1,4 +1,4 @@
-"""What of a Python's packages a process may read, and what a GPU's driver may write."""
+"""Which of Python's packages a process may read, and what a GPU's driver may write."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_a_package_that_this_user_cannot_read_is_passed_over(
     read = os.scandir
 
     def scandir(path: str) -> object:
-        if path.endswith("secret"):  # a test may run as root, whom no mode stops
+        if path.endswith("secret"):  # a test may run as root, whom file modes do not stop
             raise PermissionError(13, "Permission denied")
         return read(path)
 
@@ -51,7 +51,7 @@ threading.Thread(target=name).start()
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has Landlock")
 @pytest.mark.parametrize("backend", ["cuda", "vulkan", "cpu"])
 def test_a_drivers_threads_get_names_inside_the_walls(backend: str) -> None:
-    """CUDA opens such an entry to write and to truncate it, and does not start where it cannot."""
+    """CUDA opens such an entry for writing with truncation, and does not start if it cannot."""
     code = NAMES_A_THREAD.replace("BACKEND", repr(backend))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     if "no Landlock" in done.stdout:

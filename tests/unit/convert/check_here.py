@@ -1,7 +1,7 @@
-"""The comparison of token ids in the test's own process.
+"""Compares token ids in the test's own process.
 
-The converter has a child for it, whose start takes longer than all else that a small conversion
-does. What the child alone can tell keeps it, and so does every conversion in a process of its own.
+The converter does it in a child, whose start takes longer than the rest of a small conversion.
+Tests that need the child keep it, and so does every conversion in a separate process.
 """
 
 from __future__ import annotations

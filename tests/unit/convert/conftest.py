@@ -8,5 +8,5 @@ from worker.convert import prepare
 
 @pytest.fixture(autouse=True)
 def _check_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Conversions compare token ids without a child."""
+    """Let conversions compare token ids without a child."""
     monkeypatch.setattr(prepare, "TokenCheck", CheckHere)

@@ -1,4 +1,4 @@
-"""Logits and tokens of a GGUF by llama.cpp, for comparisons."""
+"""Logits and tokens of a GGUF from llama.cpp, for comparisons."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def logits(
     repacked: bool = False,
     adapter: tuple[Path, float] | None = None,
 ) -> npt.NDArray[np.float32]:
-    """One row per token; KV cache in F32, flash attention off, weights as they are stored, or
-    `repacked` as a worker has them; with an adapter at this scale."""
+    """Return one row per token, with the KV cache in F32, without flash attention, with the weights
+    as stored or `repacked` as in a worker, and with an adapter at this scale."""
 
     def read(context: Context) -> npt.NDArray[np.float32]:
         return np.stack([context.logits(row).copy() for row in range(len(tokens))])
@@ -37,12 +37,12 @@ def logits(
 
 
 def embedding(gguf: Path, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
-    """The pooled vector of a sequence, under the same conditions as `logits`."""
+    """Return the pooled vector of a sequence, with the settings of `logits`."""
     return _decoded(gguf, tokens, lambda context: context.pooled(0))
 
 
 def ranks(gguf: Path, tokens: Sequence[int], n_labels: int) -> list[float]:
-    """What a reranker's classifier says to a sequence, a number for each label."""
+    """Return a reranker's scores of a sequence, one for each label."""
 
     def read(context: Context) -> npt.NDArray[np.float32]:
         pointer = library.load().llama_get_embeddings_seq(context.pointer, 0)
@@ -52,8 +52,8 @@ def ranks(gguf: Path, tokens: Sequence[int], n_labels: int) -> list[float]:
 
 
 def answers(gguf: Path, expected: Mapping[str, npt.NDArray[Any]]) -> tuple[Array, Array]:
-    """What llama.cpp says to the tokens of a checkpoint of `tests/data/parity`, and what the
-    source's own framework does: logits, a vector or ranks."""
+    """Return the outputs of llama.cpp and of the source's framework for the tokens of a checkpoint
+    of `tests/data/parity`: logits, a vector or ranks."""
     tokens = expected["tokens"].tolist()
     if "vector" in expected:
         return embedding(gguf, tokens), expected["vector"]
@@ -100,5 +100,5 @@ def _decoded(
 
 
 def vocabulary(gguf: Path) -> Model:
-    """Loaded without weights; the caller closes it."""
+    """Load a vocabulary without weights; the caller closes it."""
     return Model(str(gguf), LoadOptions(vocab_only=True))

@@ -1,4 +1,4 @@
-"""Checkpoints' files as the tests read, change and write them, and the command that converts."""
+"""Reads, changes and writes files of checkpoints, and runs the converter."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from worker.commands import convert as cli
 
 SIZES = {"BF16": 2, "F32": 4, "U32": 4, "F8_E4M3": 1}
 Tensor = tuple[str, str, Sequence[int], bytes]
-"""Name, type, shape and values."""
+"""Return name, type, shape and values."""
 
 
 def converted(source: Path, target: Path, *flags: str) -> Path:
@@ -26,12 +26,12 @@ def converted(source: Path, target: Path, *flags: str) -> Path:
 
 
 def verified(source: Path, target: Path, *flags: str) -> int:
-    """The exit status of `verify`."""
+    """Return the exit status of `verify`."""
     return cli.run(["verify", str(source), str(target), *flags, "--progress", "none"])
 
 
 def read(path: Path) -> tuple[dict[str, Any], bytes]:
-    """A SafeTensors file's header, and the data behind it."""
+    """Return a SafeTensors file's header, and the data after it."""
     raw = path.read_bytes()
     length = int.from_bytes(raw[:8], "little")
     return json.loads(raw[8 : 8 + length]), raw[8 + length :]
@@ -39,7 +39,7 @@ def read(path: Path) -> tuple[dict[str, Any], bytes]:
 
 @contextmanager
 def rewritten(path: Path) -> Iterator[dict[str, Any]]:
-    """The object in a JSON file, which is written again with what was changed in it."""
+    """Yield the object in a JSON file, and write it back with its changes."""
     content = json.loads(path.read_text("utf-8"))
     yield content
     path.write_text(json.dumps(content), "utf-8")
@@ -51,7 +51,7 @@ def edit(path: Path, **values: object) -> None:
 
 
 def rename(path: Path, old: str, new: str) -> None:
-    """Change the names of a SafeTensors file."""
+    """Rename the tensors of a SafeTensors file."""
     header, data = read(path)
     write(path, {name.replace(old, new): entry for name, entry in header.items()}, data)
 
@@ -69,7 +69,7 @@ def read_tensors(path: Path) -> Iterator[Tensor]:
 
 
 def write(path: Path, header: dict[str, Any], data: bytes = b"", n_bytes: int = 0) -> None:
-    """With a hole behind the data where `n_bytes` says that there are more."""
+    """Write a file, with a hole after the data if `n_bytes` is larger."""
     text = json.dumps(header).encode()
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text + data)
@@ -92,8 +92,8 @@ def write_hollow(
     dtype: str = "BF16",
     others: Mapping[str, str] = {},
 ) -> None:
-    """Weights that are all there by name, type and shape, in a sparse file that holds no bytes;
-    `others` have types of their own."""
+    """Write weights with names, types and shapes, but in a sparse file without data; `others` have
+    types of their own."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, shape in weights:
@@ -104,7 +104,7 @@ def write_hollow(
 
 
 def write_importance(path: Path, weights: dict[str, np.ndarray], n_counted: int = 1) -> None:
-    """A matrix of importance, as llama.cpp's own tool writes it."""
+    """Write an importance matrix like llama.cpp's own tool."""
     writer = gguf.GGUFWriter(path, "imatrix")
     for name, values in weights.items():
         writer.add_tensor(f"{name}.in_sum2", values.astype(np.float32)[None])

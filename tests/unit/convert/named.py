@@ -1,5 +1,5 @@
-"""Random checkpoints with the names and settings of models as they are published, for those that
-transformers saves in no such form. Their largest dimensions are 64 to 288."""
+"""Random checkpoints with published names and settings, for models that transformers saves in a
+different form. Their largest dimensions are 64 to 288."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DEEPSEEK_4: dict[str, Any] = {
     **{"compress_rope_theta": 160000.0, "rope_theta": 10000.0, "num_nextn_predict_layers": 0},
     **{"hc_mult": 4, "hc_sinkhorn_iters": 3, "hc_eps": 1e-6, "tie_word_embeddings": False},
 }
-del DEEPSEEK_4["intermediate_size"]  # It would mean that of the experts.
+del DEEPSEEK_4["intermediate_size"]  # It would apply to the experts.
 STEP_3_5: dict[str, Any] = {
     **SIZES,
     **{"architectures": ["Step3p5ForCausalLM"], "model_type": "step3p5", "num_hidden_layers": 3},
@@ -54,7 +54,7 @@ STEP_3_5: dict[str, Any] = {
     **{"moe_router_activation": "sigmoid", "use_moe_router_bias": True},
 }
 NOMIC_MOE: dict[str, Any] = {
-    **ENCODER,  # Published ones leave out what is as transformers has it by default.
+    **ENCODER,  # Published ones omit transformers' defaults.
     **{"architectures": ["NomicBertModel"], "model_type": "nomic_bert"},
     **{"n_embd": N, "n_layer": 2, "n_head": 4, "n_inner": FF, "n_positions": 2048},
     **{"max_trained_positions": 2048, "activation_function": "gelu", "causal": False},
@@ -74,7 +74,7 @@ JINA_3: dict[str, Any] = {
     **{"architectures": ["XLMRobertaModel"], "model_type": "xlm-roberta", "type_vocab_size": 1},
     **{"position_embedding_type": "rotary", "rotary_emb_base": 20000.0, "layer_norm_eps": 1e-5},
     **{"lora_adaptations": TASKS, "lora_rank": 4, "lora_alpha": 1},
-    "max_position_embeddings": 258,  # Two before the first position are not used.
+    "max_position_embeddings": 258,  # The two before the first position are unused.
     "task_instructions": dict.fromkeys(TASKS, "Represent: "),
 }
 
@@ -116,7 +116,7 @@ def deepseek_4() -> Iterator[tuple[str, Shape]]:
         found |= {"ffn.gate.tid2eid": (V, 2)} if is_hashed else {"ffn.gate.bias": (EXPERTS,)}
         for x, (rows, columns) in {"w1": (32, N), "w2": (N, 32), "w3": (32, N)}.items():
             found[f"ffn.shared_experts.{x}.weight"] = (rows, columns)
-            for e in range(EXPERTS):  # Two values of four bits in a byte.
+            for e in range(EXPERTS):  # Two 4-bit values per byte.
                 found[f"ffn.experts.{e}.{x}.weight"] = (rows, columns // 2)
                 found[f"ffn.experts.{e}.{x}.scale"] = (rows, columns // 32)
         yield from ((f"layers.{i}.{name}", shape) for name, shape in found.items())
@@ -173,7 +173,7 @@ def jina_2() -> Iterator[tuple[str, Shape]]:
 
 
 def jina_3() -> Iterator[tuple[str, Shape]]:
-    """With matrices of adapters, which other files get."""
+    """With matrices of adapters, which go into other files."""
     yield "roberta.embeddings.word_embeddings.parametrizations.weight.original", (V, N)
     yield "roberta.embeddings.token_type_embeddings.parametrizations.weight.original", (1, N)
     yield from norm("roberta.emb_ln").items()
@@ -198,7 +198,8 @@ MODELS = {
 
 
 def write(name: str, folder: Path) -> None:
-    """The weights in BF16; DeepSeek's experts in four bits with scales, its tables in integers."""
+    """Write the weights in BF16; DeepSeek's experts in four bits with scales, its tables as
+    integers."""
     config, tensors = MODELS[name]
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config))
@@ -222,7 +223,7 @@ def _values(name: str, shape: Shape, draw: np.random.Generator) -> tuple[str, by
 
 
 def write_wordpiece(folder: Path) -> None:
-    """A tokenizer as BERT has it: letters, and letters inside a word."""
+    """Write a tokenizer like BERT's: letters, and letters inside a word."""
     texts = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     letters = [chr(i) for i in range(33, 127) if not chr(i).isupper()]
     texts += [*letters, *(f"##{letter}" for letter in letters)]

@@ -1,5 +1,5 @@
-"""Published repositories as `prepare` sees them: their own `config.json` and tokenizer definition,
-and weights that are all there by name, type and shape, in a sparse file that holds no bytes.
+"""Published repositories as `prepare` sees them: their `config.json` and tokenizer definition, and
+weights with names, types and shapes in a sparse file without data.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Shapes = dict[str, Shape]
 DATA = Path(__file__).parents[2] / "data/definitions"
 CONFIGS: dict[str, dict[str, Any]] = json.loads((DATA / "published.json").read_text())
 TENSORS: dict[str, dict[str, list[Any]]] = json.loads((DATA / "tensors.json").read_text())
-"""What transformers saves for a configuration."""
+"""Return what transformers saves for a configuration."""
 
 
 def write(folder: Path, config: dict[str, Any], weights: Iterable[tuple[str, Shape]]) -> None:
@@ -30,7 +30,7 @@ def write(folder: Path, config: dict[str, Any], weights: Iterable[tuple[str, Sha
 def write_shards(
     folder: Path, index: bytes, shapes: Mapping[str, Shape], others: Mapping[str, str] = {}
 ) -> None:
-    """The files that a published index lists, each with its own tensors."""
+    """Write the files that a published index lists, each with its tensors."""
     (folder / "model.safetensors.index.json").write_bytes(index)
     shards: dict[str, list[tuple[str, Shape]]] = defaultdict(list)
     for name, shard in json.loads(index)["weight_map"].items():

@@ -1,4 +1,4 @@
-"""Tokenizer files rebuilt from vocabulary-only GGUF files, as a checkpoint would have them."""
+"""Rebuilds a checkpoint's tokenizer files from vocabulary-only GGUF files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def byte_level(*, use_regex: bool) -> dict[str, Any]:
 
 
 def splits(*steps: str | dict[str, Any]) -> list[dict[str, Any]]:
-    """Each by an expression, or another step; the last one makes letters of bytes."""
+    """Return pre-tokenizer steps, each an expression or another step; the last maps bytes to
+    letters."""
     found = [isolated(step) if isinstance(step, str) else step for step in steps]
     return [*found, byte_level(use_regex=False)]
 
@@ -80,8 +81,8 @@ PRE_TOKENIZERS: dict[str, tuple[list[dict[str, Any]], bool]] = {
         False,
     ),
 }
-"""As the `tokenizer.json` of the models that these vocabularies come from define them: steps, and
-whether merges are ignored for whole words."""
+"""The definitions in the models' own `tokenizer.json`: steps, and whether merges are ignored for
+whole words."""
 
 
 class Source:
@@ -103,8 +104,8 @@ class Source:
         self.adds_space = layout.metadata.get("tokenizer.ggml.add_space_prefix") is not False
 
     def base(self) -> dict[str, int]:
-        """The vocabulary that the merges are about. The `tokenizers` library counts what is added
-        from its length on, so tokens behind the last one of it are not in it."""
+        """The vocabulary of the merges. The `tokenizers` library numbers added tokens from its
+        length on, so it must not contain tokens after its last one."""
         length = len(self.types) - self.types[::-1].index(NORMAL)
         kinds = zip(self.tokens[:length], self.types, strict=False)
         return {
@@ -141,7 +142,7 @@ def write_byte_level(source: Source, name: str, folder: Path) -> None:
 
 
 def write_sentencepiece_json(source: Source, folder: Path) -> None:
-    """As `tokenizer.json` has a SentencePiece BPE: ranked merges instead of scores."""
+    """Write a SentencePiece BPE as a `tokenizer.json`: ranked merges instead of scores."""
     assert source.scores is not None
     ids = {text: i for i, text in enumerate(source.tokens)}
     merges = []
@@ -177,7 +178,7 @@ def write_json(folder: Path, tokenizer: dict[str, Any]) -> None:
 
 
 def write_model(source: Source, folder: Path, n_pieces: int | None = None) -> None:
-    """As a `tokenizer.model`, byte by byte; the first pieces alone where a number is given."""
+    """Write a `tokenizer.model`, byte by byte, optionally only its first pieces."""
     assert source.scores is not None
     message = bytearray()
     pieces = list(zip(source.tokens, source.scores, source.types, strict=True))
@@ -210,7 +211,7 @@ def _varint(value: int) -> bytes:
 
 
 def vectors(models: Path, name: str) -> list[tuple[str, list[int]]]:
-    """The texts and ids that ship beside a vocabulary."""
+    """Return the texts and ids that ship with a vocabulary."""
     file = models / f"ggml-vocab-{name}.gguf.inp"
     texts = file.read_text(encoding="utf-8").split("\n__ggml_vocab_test__\n")
     lines = file.with_suffix(".out").read_text().splitlines()

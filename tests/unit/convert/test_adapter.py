@@ -35,7 +35,7 @@ def base() -> Path:
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """An adapter of the test's own."""
+    """Copy an adapter for the test."""
     return Path(shutil.copytree(ADAPTER, tmp_path / "adapter"))
 
 
@@ -103,7 +103,7 @@ def test_other_kinds_are_refused_by_name(
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("base_model.model.model.layers.0.self_attn.x_proj.lora_A.weight", "lacks two matrices"),
+        ("base_model.model.model.layers.0.self_attn.x_proj.lora_A.weight", "needs two matrices"),
         ("base_model.model.lm_head.lora_embedding_A", "not a matrix of a LoRA"),
         ("base_model.model.model.layers.0.self_attn.q_proj.bias", "not a matrix of a LoRA"),
     ],
@@ -116,7 +116,7 @@ def test_odd_tensors_are_refused_by_name(base: Path, copy: Path, name: str, word
 
 
 def test_heads_of_another_width_than_the_models_share(tmp_path: Path) -> None:
-    """What is added to a weight of wide heads is in the order of that weight's rows."""
+    """The delta of a weight with wide heads must be in the order of that weight's rows."""
     source = checkpoint("mistral", tmp_path)
     before = GGUFReader(converted(source, tmp_path / "base.gguf", "--outtype", "f32")).tensors
     name = "model.layers.0.self_attn.q_proj"

@@ -1,6 +1,6 @@
-"""Classes without the usual head, by which many models that embed are published.
+"""Classes without the usual head, under which many embedding models are published.
 
-Their tensors have no root in their names, and the files of sentence-transformers are beside them.
+Their tensors' names lack the root prefix, and the files of sentence-transformers are beside them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ROOT = r"^(model|bert|roberta)\."
 
 
 def bare(folder: Path, name: str) -> None:
-    """The class of this name in the place of the other one, without its head."""
+    """Replace a class by this one, without a head."""
     files.edit(folder / "config.json", architectures=[name])
     files.leave_out(folder, "lm_head.weight")
     (path,) = folder.glob("*.safetensors")
@@ -32,11 +32,11 @@ def bare(folder: Path, name: str) -> None:
     ("model", "name"),
     [
         ("llama", "LlamaModel"),
-        ("mistral", "MistralModel"),  # As e5-mistral has it.
+        ("mistral", "MistralModel"),  # As in e5-mistral.
         ("qwen2", "Qwen2Model"),
-        ("gemma-2", "Gemma2Model"),  # As bge-multilingual-gemma2 has it.
+        ("gemma-2", "Gemma2Model"),  # As in bge-multilingual-gemma2.
         ("xlm-roberta", "XLMRobertaForMaskedLM"),
-        ("xlm-roberta", "RobertaForMaskedLM"),  # As all-roberta-large has it.
+        ("xlm-roberta", "RobertaForMaskedLM"),  # As in all-roberta-large.
     ],
 )
 def test_it_is_converted_as_the_usual_class(tmp_path: Path, model: str, name: str) -> None:
@@ -62,7 +62,7 @@ def test_without_a_pooling_the_head_is_missed(tmp_path: Path) -> None:
 
 
 def test_an_encoder_alone_ends_texts_as_its_tokenizer_does(tmp_path: Path) -> None:
-    """Without the files of sentence-transformers, too: one token between two texts, not two."""
+    """Also without the files of sentence-transformers: one token between two texts, not two."""
     folder = checkpoint("modern-bert", tmp_path)
     texts = {"<|endoftext|>": 0, "<|im_start|>": 1}
     begin, end = ({"SpecialToken": {"id": text, "type_id": 0}} for text in texts)

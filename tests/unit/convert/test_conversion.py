@@ -1,4 +1,4 @@
-"""What the converter promises besides the numbers: manifest, importance, bar, folders."""
+"""What the converter promises besides correct numbers: manifest, importance, progress, folders."""
 
 from __future__ import annotations
 
@@ -140,7 +140,8 @@ def test_a_terminal_has_a_live_line_and_behind_it_what_is_said(
 def test_every_answer_stands_behind_what_was_shown_meanwhile(
     style: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a line of its own, also where a bar is on the same terminal, and the last of JSON."""
+    """On a line of its own, even if a progress bar is on the same terminal, and as the last line of
+    JSON."""
     monkeypatch.setattr("sys.stdout", terminal := Terminal())
     monkeypatch.setattr("sys.stderr", terminal)
     file, adapter = str(tmp_path / "m.gguf"), Path(__file__).parents[2] / "data/adapter"

@@ -1,4 +1,4 @@
-"""A key that `config.json` leaves out means what the model's own class has by default.
+"""A key that is missing in `config.json` has the default of the model's own class.
 
 The defaults are those of transformers (`defaults.json`); a conversion without the key is compared
 with one that has the default in its place.
@@ -30,18 +30,18 @@ SAID: dict[str, dict[str, Any]] = json.loads(
 )
 CLASSES = json.loads((files_of(family) / "classes.json").read_text())
 SAID_ELSEWHERE = {"id2label", "tie_word_embeddings"}
-"""By the tensors: a ranker has a row for each label, and a model without a head has its embedding
-for one."""
+"""Keys that the tensors determine: a ranker has a row for each label, and a model without a head
+uses its embedding."""
 WHOLE = {"rope_parameters"}
-"""A whole scaling may be missed by name."""
+"""Keys whose absence may be an error that names the whole scaling."""
 TOKEN = "_token_id"
-"""The tokenizer's files say which they are; of RoBERTa's positions see below."""
+"""Suffix of keys that the tokenizer's files define; for RoBERTa's positions see below."""
 
 Made = tuple[Any, ...] | None
 
 
 def made(folder: Path, config: dict[str, Any]) -> Made:
-    """Metadata, tensors and notes of a conversion; nothing if it is refused."""
+    """Return metadata, tensors and notes of a conversion; nothing if it is refused."""
     (folder / "config.json").write_text(json.dumps(config))
     try:
         conversion = prepare.prepare(folder, Options(outtype="f32"))
@@ -59,8 +59,8 @@ def made(folder: Path, config: dict[str, Any]) -> Made:
 
 
 def described(config: dict[str, Any]) -> Metadata | str:
-    """What a configuration says of a model, whose tensors nobody looks at; the sentence by which it
-    is refused otherwise."""
+    """Return the description of a configuration, without checking tensors, or the message with
+    which it is refused."""
     family = architectures.family_of(Config(config))
     assert family is not None
     try:
@@ -94,7 +94,7 @@ def test_an_absent_key_is_its_default(name: str, tmp_path: Path) -> None:
 
 
 def test_what_equals_the_defaults_may_be_left_out_together() -> None:
-    """As releases of transformers 4 saved the parts of a multimodal model."""
+    """As in the parts of multimodal models that transformers 4 saved."""
     parity = {name: json.loads((DATA / name / "config.json").read_text()) for name in MODELS}
     n_left_out = 0
     for name, config in {**parity, **CONFIGS}.items():
@@ -119,13 +119,13 @@ def test_a_key_has_each_name_of_its_class(name: str) -> None:
         assert one == two
         assert completed(Config(values)) == completed(Config({**values, other: None}))
         assert described(with_section(config, {**values, key: value, other: value})) == one
-        if value is not None:  # transformers takes the one or the other, by the class.
+        if value is not None:  # transformers uses either one, depending on the class.
             with pytest.raises(ModelError, match="names of one setting"):
                 completed(Config({**values, key: value, other: [value]}))
 
 
 def test_the_last_layer_of_a_gemma_4_has_no_window() -> None:
-    """Its class makes it so, whatever the file says."""
+    """Its class forces that, whatever the file says."""
     config = json.loads((DATA / "gemma-4-moe/config.json").read_text())
     section = config.get("text_config", config)
     assert section["layer_types"] == ["sliding_attention", "full_attention"]
@@ -134,14 +134,14 @@ def test_the_last_layer_of_a_gemma_4_has_no_window() -> None:
 
 
 def test_a_head_is_tied_where_the_class_ties_it(tmp_path: Path) -> None:
-    """Whatever the file has as one beside; `tie_embedding` is LFM 2's own word for it."""
+    """Even if the file has a separate one; `tie_embedding` is LFM 2's name for it."""
     tying = [name for name in MODELS if SAID[name].get("tie_word_embeddings") is True]
     heads = {}
     for name in sorted(set(tying) & set(SAYING)):
         folder = checkpoint(name, tmp_path)
         config = json.loads((folder / "config.json").read_text())
         if "text_config" in config:
-            continue  # The class of the whole model ties it, or does not.
+            continue  # The class of the whole model decides whether it is tied.
         section = {k: v for k, v in config.items() if k != "tie_word_embeddings"}
         (path,) = folder.glob("*.safetensors")
         header, data = files.read(path)
@@ -179,7 +179,7 @@ def test_what_releases_differ_in_must_be_there(tmp_path: Path) -> None:
 
 
 def test_layers_that_pick_tokens_are_told_in_each_form(tmp_path: Path) -> None:
-    """Of GLM 5: by a list of kinds, by letters, or by how often and from where on."""
+    """For GLM 5: by a list of kinds, by letters, or by an interval and an offset."""
     folder = checkpoint("glm-dsa", tmp_path)
     config = json.loads((folder / "config.json").read_text())
     del config["indexer_types"]
@@ -203,7 +203,7 @@ def test_layers_that_pick_tokens_are_told_in_each_form(tmp_path: Path) -> None:
     ],
 )
 def test_what_settings_deny_is_not_taken(name: str, key: str, target: str, tmp_path: Path) -> None:
-    """transformers passes over such a tensor, and llama.cpp would add it."""
+    """transformers ignores such a tensor, and llama.cpp would use it."""
     folder = checkpoint(name, tmp_path)
     files.edit(folder / "config.json", **{key: False})
     with pytest.raises(ModelError, match=f"has a source of {target}, which a model with this"):
@@ -217,7 +217,7 @@ def test_biases_that_a_llama_does_not_tell_are_not_taken(tmp_path: Path) -> None
 
 
 def test_an_interval_says_which_layers_attend(tmp_path: Path) -> None:
-    """Layers that are said to attend, and have no tensors for it, are missed."""
+    """Layers that should have attention, but lack its tensors, are reported."""
     folder = checkpoint("qwen3-next", tmp_path)
     config = json.loads((folder / "config.json").read_text())
     del config["layer_types"]
@@ -233,7 +233,7 @@ TRAINED = "original_max_position_embeddings"
 @pytest.mark.parametrize(
     ("beside", "among", "context", "attention"),
     [
-        ({}, {}, 4096, 1.0),  # Phi-3's class has it so.
+        ({}, {}, 4096, 1.0),  # As in Phi-3's class.
         ({TRAINED: 16}, {}, 16, 1.5**0.5),
         ({TRAINED: 16}, {TRAINED: 64}, 16, 1.5**0.5),
         ({TRAINED: 16}, {"attention_factor": 1.25}, 16, 1.25),
@@ -261,7 +261,7 @@ LLAMA3 |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 def test_a_scaling_has_the_trained_context_of_transformers(
     name: str, rope: Scaled, tmp_path: Path
 ) -> None:
-    """Beside the rotation, among its parameters, or else the whole one."""
+    """Beside the rotation, among its parameters, or else the whole context."""
     folder = checkpoint(name, tmp_path)
     config = json.loads((folder / "config.json").read_text())
     config |= {"max_position_embeddings": 64}
@@ -278,7 +278,7 @@ def test_a_scaling_has_the_trained_context_of_transformers(
 
 
 def test_a_scaling_beside_other_parameters_is_refused(tmp_path: Path) -> None:
-    """As a model card asks for it, of what transformers 5 has saved: one of them would be lost."""
+    """A model card may add one to what transformers 5 saved: one of the two would be ignored."""
     folder = checkpoint("qwen3", tmp_path)
     files.edit(folder / "config.json", rope_scaling={"type": "yarn", "factor": 4.0})
     with pytest.raises(ModelError, match="rope_scaling and rope_parameters contradict"):

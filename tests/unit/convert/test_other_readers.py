@@ -1,4 +1,4 @@
-"""What other programs read of our files: Ollama by the rules of its sources, and llama-server."""
+"""How other programs read our files: Ollama by the rules of its sources, and llama-server."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ NEEDED = {
     "{}.context_length": Kind.UINT32,
     "{}.embedding_length": Kind.UINT32,
 }
-"""Ollama takes a value of another type for none, and none for 0, false or "" (`fs/ggml`,
-`keyValue`): a model without its length of context, a prompt with a second BOS."""
+"""Ollama treats a value of another type as missing, and a missing one as 0, false or "" (`fs/ggml`,
+`keyValue`): this would cause a missing context length or a second BOS."""
 TAKEN = {
     "tokenizer.chat_template": Kind.STRING,
     "tokenizer.ggml.pre": Kind.STRING,
@@ -49,9 +49,9 @@ TAKEN = {
     "{}.attention.sliding_window": Kind.UINT32,
     **{f"{{}}.ssm.{x}": Kind.UINT32 for x in ("conv_kernel", "inner_size", "state_size")},
 }
-"""Of these types, if they are there."""
+"""Keys that must have these types if they exist."""
 BY_LAYER = ("attention.head_count", "attention.head_count_kv", "feed_forward_length")
-"""One number, or an array of one for each layer."""
+"""A number, or an array with one for each layer."""
 RENAMED = "gptoss olmo3 glm4moelite qwen25vl deepseekocr glmocr laguna gemma3n nemotron_h_omni"
 LEGACY = {
     "gemma3": r"dense\.0\.weight|.*rope\.(global|local)\.freq_base|.*mm\.tokens_per_image"
@@ -63,12 +63,12 @@ LEGACY = {
     "qwen3next": r"blk\.\d+\.ssm_dt",
 }
 LEGACY["qwen35moe"] = LEGACY["qwen35"] + r"|qwen35moe\.feed_forward_length"
-"""Keys and tensors by which Ollama knows files that its own converter once made, and changes them
-while it loads them (`llama/compat`): none of ours may be taken for one."""
+"""Keys and tensors by which Ollama recognises files of its own old converter, which it changes
+while it loads them (`llama/compat`): ours must not match."""
 
 
 def faults(path: Path, embeds: bool) -> Iterator[str]:
-    """What Ollama would not read as it is meant."""
+    """Yield what Ollama would misread."""
     reader = gguf.GGUFReader(path)
     fields, tensors = reader.fields, {tensor.name for tensor in reader.tensors}
     architecture = str(fields["general.architecture"].contents())
@@ -87,7 +87,7 @@ def faults(path: Path, embeds: bool) -> Iterator[str]:
         yield "it is no model"
     if (f"{architecture}.pooling_type" in fields) != embeds:
         yield "what it is for is told by its pooling alone"
-    # A prompt loses the BOS of its template where llama.cpp adds one.
+    # A prompt loses its template's BOS if llama.cpp adds one.
     model = Model(str(path), LoadOptions(vocab_only=True))
     forced = "gemma4" in (model.metadata(f"tokenizer.ggml.{k}") for k in ("model", "pre"))
     if model.adds_bos != (forced or fields["tokenizer.ggml.add_bos_token"].contents()):
@@ -122,7 +122,7 @@ SCHEMES = ["byte-level", "first", "always", "never", "prepend"]
 @pytest.mark.long
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_llama_server_has_the_sources_tokens(scheme: str, tmp_path: Path) -> None:
-    """With each way to put a space in front of a text, among them none (`add_space_prefix`)."""
+    """With each way to prepend a space to a text, including none (`add_space_prefix`)."""
     if not peers_of(pins()).folder.is_dir():
         pytest.skip("llama-server takes minutes to build; make differential does")
     source = checkpoint("llama", tmp_path)
@@ -155,7 +155,7 @@ def test_llama_server_has_the_sources_tokens(scheme: str, tmp_path: Path) -> Non
     try:
         for text in TEXTS:
             if text[0] == " " and scheme in ("first", "always"):
-                continue  # It gets another space in front, in any reader but the worker.
+                continue  # Every reader except the worker prepends another space.
             url, body = f"http://127.0.0.1:{server.port}/tokenize", {"content": text}
             answer = httpx.post(url, json=body, trust_env=False)
             assert answer.json()["tokens"] == tokenizer.encode(text).ids, text

@@ -1,4 +1,4 @@
-"""Every family: our F32 GGUF in llama.cpp against the logits that transformers gives its source."""
+"""Every family: our F32 GGUF in llama.cpp against transformers' logits of its source."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from worker.convert.prepare import Options, prepare
 DATA = Path(__file__).parents[2] / "data/parity"
 MODELS = sorted(p.name for p in DATA.iterdir() if p.name != "tokenizer")
 SAYING = [name for name in MODELS if "logits" in np.load(DATA / name / "expected.npz")]
-"""Those that generate text."""
+"""Checkpoints that generate text."""
 LOOSE = {"gemma", "gemma-2", "gemma-3", "starcoder-2", "phi-2"}
 LOOSE |= {
     "bert",
@@ -31,11 +31,11 @@ LOOSE |= {
     "gemma-4-moe",
     "embedding-gemma",
 }
-"""llama.cpp rounds their soft-capping, the scale of their embedding and GELU."""
+"""llama.cpp rounds their soft-capping, embedding scale and GELU."""
 
 
 def checkpoint(name: str, folder: Path) -> Path:
-    """A committed checkpoint together with the tokenizer that all of them share."""
+    """A committed checkpoint with the tokenizer that all of them share."""
     shutil.copytree(DATA / name, folder / name)
     shutil.copytree(DATA / "tokenizer", folder / name, dirs_exist_ok=True)
     return folder / name
@@ -57,7 +57,7 @@ def test_logits_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", SAYING)
 def test_repacked_weights_say_what_they_say_as_stored(name: str, tmp_path: Path) -> None:
-    """llama.cpp ends the process where a type that it repacks to cannot do all that it takes."""
+    """llama.cpp ends the process if a repacked type lacks an operation."""
     expected = np.load(DATA / name / "expected.npz")
     target = files.converted(
         checkpoint(name, tmp_path), tmp_path / "model.gguf", "--outtype", "q8_0"
@@ -65,12 +65,12 @@ def test_repacked_weights_say_what_they_say_as_stored(name: str, tmp_path: Path)
     stored, repacked = (
         engine.logits(target, expected["tokens"].tolist(), repacked=each) for each in (False, True)
     )
-    apart = np.abs(repacked - stored).max(1)  # rounding may choose a token other experts
+    apart = np.abs(repacked - stored).max(1)  # rounding may choose other experts for a token
     assert np.median(apart) <= 0.03 * np.abs(stored).max()
 
 
 def test_every_family_has_a_checkpoint() -> None:
-    """Or is the text part of one that has, with the same tensors under a longer name."""
+    """Or is the text part of one with a checkpoint, with the same tensors under longer names."""
     configs = [json.loads((DATA / name / "config.json").read_text()) for name in MODELS]
     shown = [architectures.family_of(Config(config)) for config in configs]
     without = [f.names for f in architectures.FAMILIES if f not in shown and not f.section]
@@ -87,7 +87,7 @@ def test_every_checkpoint_has_its_row_in_the_readme() -> None:
 
 @pytest.mark.parametrize("family", [f for f in architectures.FAMILIES if f.section])
 def test_a_text_part_has_the_tensors_of_the_model_alone(family: Family, tmp_path: Path) -> None:
-    """Under a longer prefix, beside a vision part that is left out."""
+    """Under a longer prefix, beside a vision part, which is omitted."""
     for name in MODELS:
         config = json.loads((DATA / name / "config.json").read_text())
         found = architectures.family_of(Config(config))

@@ -1,7 +1,7 @@
 """`prepare` on the published `config.json` of many models, with all their tensors.
 
-Names and shapes are those that transformers saves for the configuration (`tensors.json`), in shards
-as the repository's own index has them where one is known; the weights are holes in sparse files.
+Names and shapes are those that transformers saves for the configuration (`tensors.json`), sharded
+by the repository's own index if one is known; the weights are holes in sparse files.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ NOT_TEXT = re.compile(
     r"(model\.)?(vision_tower|multi_modal_projector|vision_model|visual|pooler|mtp)\..*"
 )
 LARGE, FEW_LAYERS = ("DeepSeek-V3", "Kimi-K2-Instruct"), 5
-"""Models of ten thousands of tensors; `make long` prepares all their layers."""
+"""Models with tens of thousands of tensors; `make long` prepares all their layers."""
 FBGEMM = "Llama-3.1-405B-Instruct-FP8"
 INDEXES = DATA / "indexes"
 RENAMED = re.compile(r"(?<=model\.)language_model\.|(?<=vision_tower\.)vision_model\.")
-"""Parts of names that transformers no longer saves."""
+"""Parts of names that transformers no longer uses."""
 ARCHITECTURES = {
     "BertModel": "bert",
     "CohereForCausalLM": "command-r",
@@ -53,19 +53,19 @@ ARCHITECTURES = {
     "Qwen3_5MoeForConditionalGeneration": "qwen35moe",
     "StableLmForCausalLM": "stablelm",
 }
-"""llama.cpp's names."""
+"""llama.cpp's names of the architectures."""
 
 
 LACKING = {"c4ai-command-r-v01": {"rope_theta": 8000000.0}}
-"""What the copy of a configuration leaves out of the published file."""
+"""Keys that the copy of a configuration omits."""
 
 
 TOKENIZERS = {128256: DATA / "llama3_1", 151936: DATA / "qwen3", 152064: DATA / "qwen3"}
-"""By size of the vocabulary; that of the parity models stands in for others."""
+"""Tokenizers by vocabulary size; that of the parity models replaces others."""
 
 
 ENDS = {202048: {200001: "<|end_of_text|>", 200007: "<|eom|>", 200008: "<|eot|>"}}
-"""By size of the vocabulary, names that the stand-in lacks; the last one is the tokenizer's own."""
+"""By vocabulary size, names that the replacement lacks; the last one is the tokenizer's own."""
 
 
 MLX = "Mistral-Small-4-MLX-4bit"
@@ -78,7 +78,7 @@ def name_ends(folder: Path, ends: dict[int, str]) -> None:
 
 
 def split_as_published(folder: Path, index: bytes, found: Shapes) -> None:
-    """Shards by the repository's own index, which says how many bytes its tensors have in all."""
+    """Write shards by the repository's own index, which has the total size of its tensors."""
     said = json.loads(index)
     shapes = {name: found[RENAMED.sub("", name)] for name in said["weight_map"]}
     assert len(shapes) == len(found)
@@ -115,7 +115,7 @@ def test_a_published_model_is_recognised_and_complete(
     shutil.copytree(tokenizer, folder)
     if ends := ENDS.get(config.get("text_config", {}).get("vocab_size")):
         name_ends(folder, ends)
-    if config.get("is_causal") is False:  # Its repository says how it embeds, too.
+    if config.get("is_causal") is False:  # Its repository also says how it embeds.
         shutil.copy(PARITY / "gte-qwen2/modules.json", folder)
         shutil.copytree(PARITY / "gte-qwen2/1_Pooling", folder / "1_Pooling")
     published.write(folder, config, found.items())
@@ -132,7 +132,8 @@ def test_a_published_model_is_recognised_and_complete(
 
 
 def test_the_fp8_of_fbgemm_has_a_scale_for_each_row(tmp_path: Path) -> None:
-    """As transformers' layer registers them; few layers are written, all modules have the names."""
+    """As transformers' layer registers them; only few layers are written, with the names of all
+    modules."""
     config = dict(CONFIGS[FBGEMM], num_hidden_layers=FEW_LAYERS)
     width, wide, n_kv = config["hidden_size"], config["intermediate_size"], 8 * 128
     kept = config["quantization_config"]["modules_to_not_convert"]
@@ -182,7 +183,7 @@ MLX_SHAPES: Shapes = {
     "q_a_layernorm": (1024,),
     **dict.fromkeys(("input_layernorm", "post_attention_layernorm", "model.norm"), (4096,)),
 }
-"""What becomes of what MLX stores, by the end of a module's name."""
+"""The conversion of MLX's tensors, by the suffix of a module's name."""
 
 
 def test_a_published_checkpoint_of_mlx_is_recognised_and_complete(tmp_path: Path) -> None:

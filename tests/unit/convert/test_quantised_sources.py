@@ -1,4 +1,4 @@
-"""Checkpoints whose weights are quantised already, and what is refused."""
+"""Checkpoints with quantised weights, and refused ones."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ STATE = "weight.quant_state.bitsandbytes__nf4"
 FP4 = (0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6)
 """The values of E2M1."""
 PACKAGES = Path(__file__).parents[2] / "data/quantised"
-"""Weights as their own packages store them, with what they make of that."""
+"""Weights as their own packages store them, with the packages' dequantised values."""
 
 Tensors = dict[str, tuple[str, np.ndarray]]
 
@@ -58,7 +58,7 @@ def write_all(path: Path, tensors: Tensors) -> None:
 
 
 def e4m3(byte: int) -> float:
-    """By the definition: sign, four bits of exponent, three of mantissa."""
+    """Decode by the definition: sign, four bits of exponent, three of mantissa."""
     sign, exponent, mantissa = -1.0 if byte & 128 else 1.0, byte >> 3 & 15, byte & 7
     if exponent == 0:
         return sign * mantissa * 2.0**-9
@@ -117,7 +117,7 @@ def test_fp8_is_multiplied_with_its_scales(
 def test_a_stack_of_experts_has_scales_of_each(
     tmp_path: Path, scale_shape: tuple[int, ...], block: list[int] | None
 ) -> None:
-    """As Mistral publishes its models, beside scales of activations."""
+    """As in Mistral's published models, beside scales of activations."""
     source = checkpoint("mistral-4", tmp_path)
     name = "model.layers.1.mlp.experts.gate_up_proj"
     tensors = read_all(source / "model.safetensors")
@@ -141,7 +141,7 @@ def test_a_stack_of_experts_has_scales_of_each(
 
 
 def with_scale(source: Path, scale: str, values: np.ndarray) -> np.ndarray:
-    """Give a weight in FP8 one scale for each row, of this type; returns the weight's bytes."""
+    """Give an FP8 weight one scale per row, of this type; returns the weight's bytes."""
     tensors = read_all(source / "model.safetensors")
     raw = np.random.default_rng(1).integers(0, 127, (64, 96), dtype=np.uint8)
     tensors |= {WEIGHT: ("F8_E4M3", raw), f"{WEIGHT}_scale_inv": (scale, values)}
@@ -217,7 +217,7 @@ def test_mxfp4_experts_keep_their_bits(tmp_path: Path) -> None:
     [("F8_E4M3FNUZ", 8), ("F8_E5M2FNUZ", 8), ("F6_E2M3", 6), ("F6_E3M2", 6), ("F4", 4)],
 )
 def test_a_type_that_safetensors_has_is_read(dtype: str, bits: int, tmp_path: Path) -> None:
-    """By its own library, too; a tensor that no model uses may have any."""
+    """Also by its own library; an unused tensor may have any type."""
     path, n_bytes = tmp_path / "model.safetensors", 8 * bits
     entry = {"dtype": dtype, "shape": [8, 8], "data_offsets": [0, n_bytes]}
     files.write(path, {"x": entry}, bytes(n_bytes))
@@ -228,7 +228,7 @@ def test_a_type_that_safetensors_has_is_read(dtype: str, bits: int, tmp_path: Pa
 
 
 def stored_by_package(name: str, folder: Path) -> Tensors:
-    """Makes a folder of one weight; returns its tensors without what it is expected to be."""
+    """Make a folder with one weight; returns its tensors without the expected values."""
     file = PACKAGES / f"{name}.safetensors"
     with safetensors.safe_open(file, "numpy") as opened:
         describe(folder, json.loads(opened.metadata()["config"]))
@@ -244,8 +244,8 @@ def describe(folder: Path, method: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in PACKAGES.glob("*")))
 def test_a_weight_has_the_values_that_its_own_package_makes(name: str, tmp_path: Path) -> None:
-    """Of what that package stored, to the last bit of the type in which it computes; rows are read
-    a few at a time. ModelOpt's zero has no sign."""
+    """To the last bit of the type in which the package computes; rows are read a few at a time.
+    ModelOpt's zero has no sign."""
     stored_by_package(name, tmp_path)
     checkpoint = Checkpoint.open(tmp_path)
     expected = checkpoint.tensors.pop("expected")
@@ -270,7 +270,7 @@ def changed(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Callable[[
 
 
 def stated(**more: Any) -> Callable[[Tensors], object]:
-    """Change what bitsandbytes says of a weight."""
+    """Change bitsandbytes' description of a weight."""
 
     def damage(tensors: Tensors) -> None:
         _, text = tensors[STATE]
@@ -376,7 +376,7 @@ def test_parts_that_do_not_fit_are_named(
 
 
 def test_gptq_and_awq_without_their_configuration_are_refused(tmp_path: Path) -> None:
-    """Their zeros would be one too low, or their numbers in another order."""
+    """Their zero points could be one too low, or their numbers in another order."""
     stored_by_package("gptq", tmp_path)
     (tmp_path / "config.json").write_text("{}", encoding="utf-8")
     with pytest.raises(ModelError, match="has qweight, and no quantization_config says"):
@@ -411,7 +411,7 @@ def test_groups_may_be_wider_than_a_weight(
 
 
 def gptq(weight: np.ndarray, scale: np.ndarray) -> dict[str, tuple[str, np.ndarray]]:
-    """Integers of four bits from -8 to 7 as AutoGPTQ stores them: the zero is 8, stored as 7."""
+    """Store 4-bit integers from -8 to 7 like AutoGPTQ: the zero point is 8, stored as 7."""
     numbers = (weight + 8).astype(np.uint32).T
     words = (numbers.reshape(-1, 8, len(weight)) << 4 * np.arange(8, dtype=np.uint32)[:, None]).sum(
         1
@@ -448,8 +448,8 @@ def test_of_a_turned_matrix_each_byte_is_read_once(
 
 @pytest.mark.parametrize("change", [0, 1])
 def test_biases_of_zeros_are_kept_where_the_model_has_them(change: int, tmp_path: Path) -> None:
-    """GPTQ's packages give one to every layer; Qwen 2 has them for q, k and v, and each layer has
-    what others of its kind have, zeros or not."""
+    """GPTQ's packages add one to every layer; Qwen 2 has them for q, k and v, and they are kept for
+    all layers of a kind, zero or not."""
     source = checkpoint("qwen2", tmp_path)
     tensors, generator = read_all(source / "model.safetensors"), np.random.default_rng(4)
     for name in [name for name in tensors if "_proj.weight" in name]:
@@ -472,8 +472,8 @@ def test_biases_of_zeros_are_kept_where_the_model_has_them(change: int, tmp_path
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "phi-3", "qwen3-moe"])
 def test_a_checkpoint_of_gptq_is_converted_as_its_values_are(family: str, tmp_path: Path) -> None:
-    """Rows that llama.cpp wants in another order, parts of fused matrices, experts; with the biases
-    of zeros that AutoGPTQ adds and the model's own class passes over."""
+    """With rows that llama.cpp reorders, parts of fused matrices, and experts; with the zero biases
+    that AutoGPTQ adds and the model's own class ignores."""
     source, plain = (checkpoint(family, tmp_path / each) for each in ("gptq", "plain"))
     tensors, generator = read_all(source / "model.safetensors"), np.random.default_rng(4)
     values = dict(tensors)
@@ -499,7 +499,8 @@ def test_a_checkpoint_of_gptq_is_converted_as_its_values_are(family: str, tmp_pa
 
 
 def affine(values: np.ndarray, n_bits: int) -> tuple[Tensors, np.ndarray]:
-    """Values as MLX stores them in four or eight bits, in groups of 16, and what that means."""
+    """Return values as MLX stores them in four or eight bits, in groups of 16, and their
+    meaning."""
     groups = values.reshape(*values.shape[:-1], -1, 16)
     least, most = groups.min(-1, keepdims=True), groups.max(-1, keepdims=True)
     scale = (most - least) / np.float32((1 << n_bits) - 1)
@@ -511,7 +512,7 @@ def affine(values: np.ndarray, n_bits: int) -> tuple[Tensors, np.ndarray]:
 
 
 def nvfp4(values: np.ndarray) -> tuple[Tensors, np.ndarray]:
-    """Some values of this shape as MLX stores them in its mode, and what that means."""
+    """Return values of this shape as MLX stores them in its mode, and their meaning."""
     generator = np.random.default_rng(values.size)
     numbers = generator.integers(0, 16, values.shape, np.uint8)
     scale = generator.integers(1, 64, (*values.shape[:-1], values.shape[-1] // 16), np.uint8)
@@ -530,7 +531,8 @@ def test_a_checkpoint_of_mlx_is_converted_as_its_values_are(
     family: str, mode: str, tmp_path: Path
 ) -> None:
     """With the embedding, stacks of experts, and layers of other sizes and of the affine mode;
-    filters are turned, and the norms beside them already have what llama.cpp's file adds to them.
+    filters are transposed, and the norms beside them already include the offset of llama.cpp's
+    file.
     """
     source, plain = (checkpoint(family, tmp_path / each) for each in ("mlx", "plain"))
     tensors = read_all(source / "model.safetensors")
@@ -580,7 +582,7 @@ def test_a_checkpoint_of_mlx_is_converted_as_its_values_are(
 
 
 def test_experts_of_four_bits_are_converted(tmp_path: Path) -> None:
-    """As Kimi K2 Thinking is published: each expert's matrices, in groups of 32."""
+    """As in the published Kimi K2 Thinking: each expert's matrices, in groups of 32."""
     source = checkpoint("qwen3-moe", tmp_path)
     tensors, generator = read_all(source / "model.safetensors"), np.random.default_rng(4)
     expected: dict[str, np.ndarray] = {}
@@ -588,7 +590,7 @@ def test_experts_of_four_bits_are_converted(tmp_path: Path) -> None:
         rows, columns = tensors.pop(name)[1].shape
         codes = generator.integers(0, 16, (rows, columns), dtype=np.uint32)
         scale = generator.random((rows, columns // 32), dtype=np.float32) * np.float32(1e-2)
-        # Eight numbers in an I32, the first in its lowest bits.
+        # Eight numbers per I32, the first in its lowest bits.
         words = (codes.reshape(rows, -1, 8) << 4 * np.arange(8, dtype=np.uint32)).sum(-1)
         tensors[f"{name}_packed"] = ("I32", words.astype(np.uint32).view(np.int32))
         tensors[f"{name}_scale"] = ("F32", scale)
@@ -653,7 +655,7 @@ def test_layers_may_have_formats_of_their_own(
 
 
 def test_integers_that_cross_a_border_are_refused(tmp_path: Path) -> None:
-    """Releases of compressed-tensors pack three bits in two ways."""
+    """Releases of compressed-tensors pack three bits in two different ways."""
     stored_by_package("int4", tmp_path)
     describe(tmp_path, packed(3))
     with pytest.raises(ModelError, match="integers of 3 bits"):

@@ -1,4 +1,4 @@
-"""Published checkpoints' shapes that are easily refused though right, or converted wrongly."""
+"""Forms of published checkpoints that are easily refused or converted wrongly."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from worker.models.gguf.header import read_header
 
 
 def add_token(folder: Path, text: str, **settings: Any) -> int:
-    """One more added token in `tokenizer.json`."""
+    """Add a token to `tokenizer.json`."""
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     with files.rewritten(folder / "tokenizer.json") as tokenizer:
         added, vocab = tokenizer["added_tokens"], tokenizer["model"]["vocab"]
@@ -54,7 +54,7 @@ def converts(folder: Path) -> None:
 
 
 def test_an_added_token_without_a_row_is_left_out_and_named(tmp_path: Path) -> None:
-    """Gemma 3 270M and 1B, and Llama 2 with an added `<pad>`."""
+    """As in Gemma 3 270M and 1B, and in Llama 2 with an added `<pad>`."""
     source = checkpoint("llama", tmp_path)
     assert add_token(source, "<image_soft_token>") == 288
     conversion = prepared(source)
@@ -67,8 +67,8 @@ def test_an_added_token_without_a_row_is_left_out_and_named(tmp_path: Path) -> N
 def test_tokens_are_drawn_as_the_generation_config_says(
     tmp_path: Path, do_sample: bool | None
 ) -> None:
-    """Qwen's, Llama's and Gemma's are published with one. To transformers its numbers count only
-    where a token is drawn."""
+    """Qwen, Llama and Gemma are published with one. transformers uses its numbers only when
+    sampling."""
     source = checkpoint("llama", tmp_path)
     settings = {"do_sample": do_sample, "temperature": 0.5, "top_k": 20, "top_p": 1, "min_p": None}
     text = json.dumps({**settings, "repetition_penalty": 1.1})
@@ -213,7 +213,7 @@ ERNIE = {"mlp.moe_statics": "mlp.gate.moe_statics"}
 def test_experts_are_read_as_transformers_5_has_them_in_memory(
     family: str, names: dict[str, str], tmp_path: Path
 ) -> None:
-    """It saves them so of a model that is partly offloaded: in one tensor for each layer."""
+    """It saves partly offloaded models this way: in one tensor for each layer."""
     source = checkpoint(family, tmp_path)
     before = [(tensor.name, tensor.shape) for tensor in prepared(source).tensors]
     path = source / "model.safetensors"
@@ -248,7 +248,7 @@ def natural(name: str) -> list[int]:
 
 @pytest.mark.parametrize("says", ["the whole", "its text part"])
 def test_a_multimodal_model_ties_its_head_on_either_level(says: str, tmp_path: Path) -> None:
-    """Before transformers 5 it was the text part's, and a later one writes both."""
+    """Before transformers 5 it was in the text part; later releases write both."""
     source = checkpoint("qwen2-vl", tmp_path)
     files.leave_out(source, "lm_head.weight")
     with files.rewritten(source / "config.json") as config:
@@ -258,7 +258,7 @@ def test_a_multimodal_model_ties_its_head_on_either_level(says: str, tmp_path: P
 
 
 def test_a_multimodal_name_over_a_text_models_configuration(tmp_path: Path) -> None:
-    """As published pruned Qwen3.5 ones have it, without a width that no layer has."""
+    """As in published pruned Qwen3.5 models, without a width that no layer uses."""
     source = checkpoint("qwen3.5-moe", tmp_path)
     with files.rewritten(source / "config.json") as config:
         config.pop("intermediate_size", None)
@@ -281,7 +281,7 @@ def test_role_markers_are_control_tokens_whatever_their_definition_says(tmp_path
 def test_a_second_converter_never_writes_into_what_the_first_one_finished(
     tmp_path: Path, end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has opened the partial file when the first one renames or removes it."""
+    """It has already opened the partial file when the first one renames or removes it."""
     path = tmp_path / "model.gguf"
     first, second = OutputFile(path), OutputFile(path)
     real, opened = os.open, threading.Event()
@@ -308,7 +308,7 @@ def test_a_second_converter_never_writes_into_what_the_first_one_finished(
 def test_an_error_of_the_disk_ends_with_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Also on a thread beside the work, and on macOS, which has no fdatasync."""
+    """Also on a background thread, and on macOS, which has no fdatasync."""
 
     def failing(_file: int) -> None:
         raise OSError(errno.EIO, "Input/output error")
@@ -331,7 +331,7 @@ def test_an_error_of_the_disk_ends_with_a_sentence(
 def test_a_setting_of_an_older_form_means_the_same(
     name: str, as_published: dict[str, Any], tmp_path: Path
 ) -> None:
-    """As published configurations have it, which transformers saves otherwise now."""
+    """As in published configurations; transformers now saves another form."""
     source = checkpoint(name, tmp_path)
     expected = prepared(source)
     edit(source / "config.json", **as_published)
@@ -357,7 +357,7 @@ def test_a_list_of_sizes_that_differ_is_no_size(
 @pytest.mark.parametrize("family", ["bert-ranker", "xlm-roberta-ranker"])
 @pytest.mark.parametrize("n_rows", [1, 2])
 def test_a_classifier_has_as_many_labels_as_rows(family: str, n_rows: int, tmp_path: Path) -> None:
-    """Two is the default, which transformers leaves out of a configuration."""
+    """Two is the default, which transformers omits from a configuration."""
     source = checkpoint(family, tmp_path)
     with files.rewritten(source / "config.json") as config:
         del config["id2label"], config["label2id"]

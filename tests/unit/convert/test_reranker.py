@@ -1,4 +1,4 @@
-"""Qwen3-Reranker: what llama.cpp ranks a prompt with is what the chat model says to "yes"."""
+"""Qwen3-Reranker: llama.cpp's rank of a prompt is the chat model's probability of "yes"."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ YES, NO = 286, 287
 
 
 def reranker(folder: Path, name: str) -> Path:
-    """The small Qwen3, with two tokens of its vocabulary called "yes" and "no"."""
+    """The small Qwen3, with two tokens of its vocabulary renamed "yes" and "no"."""
     source = checkpoint("qwen3", folder).rename(folder / name)
     with files.rewritten(source / "tokenizer.json") as tokenizer:
         model = tokenizer["model"]
@@ -42,7 +42,7 @@ def test_the_rank_is_the_probability_of_yes(tmp_path: Path, by: str) -> None:
     source = reranker(tmp_path, "tuned" if by == "config" else "Qwen3-Reranker-0.6B")
     if by == "config":
         edit(source / "config.json", _name_or_path="Qwen/Qwen3-Reranker-0.6B")
-    if by == "head":  # It is another one than the embedding, whatever the configuration says.
+    if by == "head":  # It differs from the embedding, whatever the configuration says.
         edit(source / "config.json", tie_word_embeddings=True)
     target = converted(source)
     expected = np.load(DATA / "qwen3/expected.npz")
@@ -67,7 +67,7 @@ ROBERTA: dict[str, Any] = {
 
 
 def template(between: str) -> dict[str, Any]:
-    """A post-processor that puts these tokens between the texts of a pair."""
+    """Return a post-processor that puts these tokens between the texts of a pair."""
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     tokenizer.post_processor = TemplateProcessing(
         single="<|im_start|> $A <|im_end|>",

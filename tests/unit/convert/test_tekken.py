@@ -65,7 +65,7 @@ def test_what_is_none_is_refused(folder: Path, change: dict[str, object], words:
 
 @pytest.mark.parametrize("rank", [-1, 1000])
 def test_a_rank_that_is_none_is_refused(folder: Path, rank: int) -> None:
-    """Of a special token, one below 0 named one from the end."""
+    """For a special token, a negative rank would index from the end."""
     edit(folder / "tekken.json", special_tokens=[{"rank": rank, "token_str": "<x>"}])
     with pytest.raises(ModelError, match=f"'<x>' has the rank {rank}"):
         read_vocabulary(Checkpoint(folder, {}, {}), 2000)
@@ -76,7 +76,7 @@ def test_a_rank_that_is_none_is_refused(folder: Path, rank: int) -> None:
 
 
 def test_a_tokenizer_json_beside_it_is_cut_as_it_says(folder: Path) -> None:
-    """Published ones have the expression of Llama 3, which cuts three digits at once."""
+    """Published ones have Llama 3's expression, which splits off three digits at once."""
     definition = json.loads(reference.reference(folder).to_str())
     steps = definition["pre_tokenizer"]["pretokenizers"]
     steps[0]["pattern"]["Regex"] = pre_tokenizers.named("llama-bpe").steps[0].removeprefix("split ")

@@ -39,7 +39,7 @@ def load(
     size: int = 1400,
     check: type[TokenCheck] = CheckHere,
 ) -> Model:
-    """The folder's tokenizer as llama.cpp has it after our conversion."""
+    """Return the folder's tokenizer in llama.cpp after our conversion."""
     checkpoint = Checkpoint(folder, config or {}, {})
     vocabulary = read_vocabulary(checkpoint, size)
     metadata = vocabulary.metadata() | special_tokens(checkpoint, vocabulary)
@@ -98,7 +98,7 @@ def test_sentencepiece_models(tmp_path: Path, kind: str) -> None:
     for text in TEXTS:
         if kind == "bpe":
             assert ids(model, text) == source.encode(text), text
-        elif text.strip():  # Of pieces with equal scores either order is right.
+        elif text.strip():  # Pieces with equal scores may be in either order.
             assert sorted(ids(model, text)) == sorted(source.encode(text)), text
     if kind == "bpe":
         assert source.piece_to_id("<call>") in ids(model, "before<call>")
@@ -123,7 +123,7 @@ def byte_level(folder: Path, steps: list[pre.PreTokenizer], **model: Any) -> tok
 
 
 def steps_of(known: pre_tokenizers.PreTokenizer) -> list[pre.PreTokenizer]:
-    """The library's own pre-tokenizer for a known definition."""
+    """Return the library's own pre-tokenizer for a known definition."""
     steps: list[pre.PreTokenizer] = []
     for step in known.steps:
         if step == pre_tokenizers.split(pre_tokenizers.GPT2_REGEX):
@@ -255,7 +255,7 @@ def test_a_sentencepiece_bpe_that_takes_words_whole_is_refused_for_one_that_no_m
 
 @pytest.mark.parametrize("setting", [{"byte_fallback": True}, {"ignore_merges": True}])
 def test_what_changes_no_word_of_bytes_is_taken(tmp_path: Path, setting: dict[str, bool]) -> None:
-    """All of which have tokens, and merges that make each."""
+    """All words have tokens, and merges that form them."""
     byte_level(tmp_path, [pre.ByteLevel(False)])
     with rewritten(tmp_path / "tokenizer.json") as definition:
         definition["model"] |= setting
@@ -347,7 +347,7 @@ def test_of_several_templates_of_a_name_the_latest_form_counts(tmp_path: Path) -
 
 
 def test_named_templates_are_listed_in_one_order(tmp_path: Path) -> None:
-    """A second process, such as that of `verify`, would take another order for another file."""
+    """Otherwise a second process, such as that of `verify`, would see a different file."""
     byte_level(tmp_path, [pre.ByteLevel(add_prefix_space=False)])
     names = [f"purpose_{i}" for i in range(8)]
     (tmp_path / "additional_chat_templates").mkdir()
@@ -423,7 +423,7 @@ def test_wordpiece(tmp_path: Path, lowercase: bool, named: bool) -> None:
         assert model.tokenize(text, add_special=True, parse_special=True) == source.encode(text).ids
     pair = PromptBuilder(model, None, 100).pair("Hello, world!", "CamelCase", "documents[0]")
     assert pair == source.encode("Hello, world!", "CamelCase").ids
-    word = "a" * 101  # of which the conversion tells
+    word = "a" * 101  # which the conversion reports
     assert ids(model, word) != source.encode(word, add_special_tokens=False).ids == [1]
     model.close()
     notes = vocabulary_of(tmp_path, 900).notes
@@ -468,7 +468,7 @@ def test_a_sentencepiece_bpe_without_a_token_for_each_byte_is_refused(
 
 @pytest.mark.parametrize("scheme", ["first", "always", "never", "prepend"])
 def test_spaces_in_front_and_behind_special_tokens(tmp_path: Path, scheme: str) -> None:
-    """Of a SentencePiece BPE, with each way to put a space in front of a word."""
+    """In a SentencePiece BPE, with each way to prepend a space to a word."""
     train_sentencepiece(tmp_path, "bpe", byte_fallback=True, remove_extra_whitespaces=False)
     source = reference.reference(tmp_path)
     if scheme == "prepend":
@@ -490,7 +490,7 @@ def test_spaces_in_front_and_behind_special_tokens(tmp_path: Path, scheme: str) 
     texts = ("word", " word", "  two", "<s>word", "<s> word", "a  <|x|>  b<s><s>c", "a <unk>b")
     compare(model, source, (*texts, "\u2581word", "<s>\u2581\u2581", "a \x1f<|x|>\x1cb", ""))
     model.close()
-    # Another program does not know our keys, and llama.cpp does in it what the file says.
+    # Other programs do not know our keys; there llama.cpp follows the file.
     file = tmp_path / "vocabulary.gguf"
     file.write_bytes(file.read_bytes().replace(b"llorch.tokenizer.", b"others.tokenizer."))
     other = Model(str(file), LoadOptions(vocab_only=True))
@@ -499,7 +499,7 @@ def test_spaces_in_front_and_behind_special_tokens(tmp_path: Path, scheme: str) 
 
 
 def sentencepiece_json(folder: Path, definition: dict[str, Any]) -> tokenizers.Tokenizer:
-    """A `tokenizer.json` of a SentencePiece BPE, with changes, beside its `tokenizer.model`."""
+    """Write a changed `tokenizer.json` of a SentencePiece BPE beside its `tokenizer.model`."""
     options: dict[str, Any] = {"byte_fallback": True, "remove_extra_whitespaces": False}
     train_sentencepiece(folder, "bpe", normalization_rule_name="identity", **options)
     whole = json.loads(reference.reference(folder).to_str())
@@ -526,7 +526,7 @@ RUNS = [[SPACE * left, SPACE * (n - left)] for n in range(31, 1, -1) for left in
 
 
 def test_runs_of_spaces_are_merged_where_the_library_merges_them(tmp_path: Path) -> None:
-    """As Gemma's, whose added tokens of U+2581 no space becomes."""
+    """Like Gemma's, where spaces do not become the added tokens of U+2581."""
     runs = [SPACE * n for n in range(2, 32)]
     source = sentencepiece_json(tmp_path, {"merges": RUNS, "added": runs})
     model = load(tmp_path, size=1500, check=TokenCheck)
@@ -555,7 +555,7 @@ METASPACE = {"type": "Metaspace", "replacement": SPACE, "split": False}
 def test_a_tokenizer_model_alone_has_its_spaces_as_the_settings_beside_it_say(
     tmp_path: Path, settings: dict[str, bool], scheme: str
 ) -> None:
-    """As transformers makes the definition that is not there."""
+    """As transformers builds the missing definition."""
     cuts = {**METASPACE, "prepend_scheme": scheme}
     source = sentencepiece_json(tmp_path, {"normalizer": None, "pre_tokenizer": cuts})
     (tmp_path / "tokenizer.json").unlink()
@@ -566,7 +566,7 @@ def test_a_tokenizer_model_alone_has_its_spaces_as_the_settings_beside_it_say(
 
 
 def test_of_added_tokens_json_those_with_a_role_are_control_tokens(tmp_path: Path) -> None:
-    """A model's answer shows the others, as transformers and llama.cpp's own script have it."""
+    """Others are shown in answers, like in transformers and llama.cpp's own script."""
     train_sentencepiece(tmp_path, "bpe", byte_fallback=True)
     n = len(vocabulary_of(tmp_path, 1400).tokens)
     texts = ["[PAD]", "<tool_call>", "[END]", "<|im_start|>", "[A]", "[B]"]
@@ -596,7 +596,7 @@ def test_the_end_of_a_text_is_found_on_either_level(tmp_path: Path, file: str) -
 
 
 def test_a_tokenizer_json_goes_before_a_model_of_fewer_tokens(tmp_path: Path) -> None:
-    """As transformers has it: whoever adds tokens to a vocabulary saves the definition alone."""
+    """Like in transformers: adding tokens to a vocabulary saves only the definition."""
     source = sentencepiece_json(tmp_path, {"merges": [["h", "Z"], ["hZ", "h"]]})
     model = load(tmp_path)
     compare(model, source, ["hZh hZ"])

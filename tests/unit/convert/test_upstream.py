@@ -1,5 +1,5 @@
-"""Models that llama.cpp's own converter reads for us: the refusal without PyTorch, the bounds, and
-random checkpoints of transformers whose logits are those of transformers."""
+"""Models that llama.cpp's own converter reads for us: the refusal without PyTorch, the limits, and
+random checkpoints whose logits equal transformers'."""
 
 from __future__ import annotations
 
@@ -96,14 +96,14 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 }
 """Keys that published configurations have and transformers no longer saves."""
 RENAMED = {"kimi-linear": (".0.block_sparse_moe", ".0.mlp")}
-"""What transformers saves under another name than the published one."""
+"""Keys that transformers saves under another name than the published one."""
 WANTED = """KimiLinearForCausalLM DeepseekV32ForCausalLM DeepseekV4ForCausalLM MiMoV2ForCausalLM
 MiMoV2FlashForCausalLM Step3p5ForCausalLM NomicBertModel JinaBertModel JinaBertForMaskedLM
 XLMRobertaModel Qwen3ForCausalLM Qwen3Model Glm4MoeLiteForCausalLM GlmMoeDsaForCausalLM
 Gemma4ForConditionalGeneration Gemma4UnifiedForConditionalGeneration MiniMaxM2ForCausalLM
 KimiK25ForConditionalGeneration Qwen2VLForConditionalGeneration Qwen3VLForConditionalGeneration
 Ministral3ForCausalLM Mistral4ForCausalLM""".split()
-"""What people convert this year."""
+"""Models that people commonly convert."""
 
 
 def test_list_tells_both_ways(capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,7 +117,7 @@ def test_list_tells_both_ways(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_what_the_script_knows_and_we_do_not_is_no_secret() -> None:
-    """Prints the list; a name that neither knows does not exist in llama.cpp's converter."""
+    """Prints the list; a name that neither supports does not exist in llama.cpp's converter."""
     ours = {name for family in FAMILIES for name in family.names}
     missing = upstream.classes() - ours
     print(f"{len(ours)} ours, {len(missing)} by llama.cpp's own converter:", *sorted(missing))
@@ -139,7 +139,7 @@ def test_without_pytorch_the_refusal_says_how_to_get_it(
 def test_room_is_counted_for_what_the_script_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A weight of four bits becomes one of 32: 64 x 96 of them, and as many beside it."""
+    """A 4-bit weight becomes 32 bits: 64 x 96 of them, and another matrix of that size."""
     stored_by_package("gptq", tmp_path)
     monkeypatch.setattr(upstream, "folder", lambda: tmp_path)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
@@ -189,14 +189,14 @@ def test_logits_equal_those_of_transformers(
     got, wanted = engine.logits(target, expected["tokens"].tolist()), expected["logits"]
     difference = np.abs(got - wanted).max() / np.abs(wanted).max()
     print(f"{name} {read_header(target).architecture} {difference:.0e}")
-    assert difference <= 5e-3  # Of Falcon-H1 the script rounds what it multiplies.
+    assert difference <= 5e-3  # For Falcon-H1 the script rounds its multipliers.
     assert read_header(target).metadata["llorch.convert.script"] == "convert_hf_to_gguf.py"
     assert {path.name for path in tmp_path.iterdir()} == {"model.gguf", name}
     streams(start_worker("--model", str(target)))
 
 
 def streams(worker: WorkerProcess) -> None:
-    """`llorch-cpu` serves the model: each of the tokens asked for is an event of the stream."""
+    """Check that `llorch-cpu` serves the model, with an event for each token."""
     body = {"prompt": [5, 6, 7], "max_tokens": 4, "temperature": 0, "stream": True}
     body |= {"ignore_eos": True, "stream_options": {"include_usage": True}}
     with worker.client() as client, client.stream("POST", "/v1/completions", json=body) as answer:
@@ -215,7 +215,7 @@ def streams(worker: WorkerProcess) -> None:
 def test_published_names_are_converted_and_served(
     name: str, tmp_path: Path, start_worker: StartWorker
 ) -> None:
-    """Every tensor has the values that it has in the file of llama.cpp's own converter."""
+    """Every tensor has the same values as in the file of llama.cpp's own converter."""
     source = tmp_path / name
     named.write(name, source)
     embeds = "bert" in name
@@ -321,7 +321,7 @@ def test_a_projector_is_what_the_script_means_and_loads(name: str, tmp_path: Pat
     config = getattr(transformers, kind)(**settings)
     transformers.AutoModelForImageTextToText.from_config(config).bfloat16().save_pretrained(source)
     shutil.copytree(DATA / "tokenizer", source, dirs_exist_ok=True)
-    if name == "gemma-3":  # As it is published; transformers drops a part of the names.
+    if name == "gemma-3":  # As published; transformers drops a part of the names.
         rename(source / "model.safetensors", "vision_tower.", "vision_tower.vision_model.")
     token = {"content": "[IMG_BREAK]", "special": True}
     edit(source / "tokenizer_config.json", added_tokens_decoder={"3": token})

@@ -9,13 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.unit.convert.check_here import CheckHere
 from tests.unit.convert.files import converted, read, verified, write, write_importance
 from tests.unit.convert.test_parity import checkpoint
 from worker.commands.progress import Reporter
-from worker.convert import verify
+from worker.convert import manifest, verify
 from worker.convert.prepare import Options
 from worker.convert.quantize import to_float32
+from worker.convert.tokenizer.check import CheckedTokens
 from worker.errors import ModelError
+from worker.models.gguf.header import read_header
 from worker.models.gguf.layout import GgufLayout, read_layout
 from worker.models.resolve import bundled_folder
 
@@ -25,7 +28,7 @@ def check(source: Path, file: Path) -> int:
 
 
 def meaning(layout: GgufLayout) -> object:
-    """What the header says, however its bytes say it."""
+    """Return the header's content, independent of its bytes."""
     arrays = {key: (a.item_type, a.read()) for key, a in layout.arrays.items()}
     return layout.metadata, layout.types, arrays, layout.tensors
 
@@ -33,14 +36,14 @@ def meaning(layout: GgufLayout) -> object:
 @pytest.mark.parametrize("outtype", ["q8_0", "f16", "bf16", "f32"])
 @pytest.mark.parametrize("n_changes", [20, pytest.param(200, marks=pytest.mark.long)])
 def test_every_random_change_is_found(outtype: str, n_changes: int, tmp_path: Path) -> None:
-    """Half of the changes are made to metadata and vocabulary, half to weights, whose tensor is
+    """Half of the changes are in metadata and vocabulary, half in weights, where the tensor is
     named."""
     source = checkpoint("llama-3.1", tmp_path)
     target = converted(source, tmp_path / "model.gguf", "--outtype", outtype)
     assert check(source, target) > 10
     layout = read_layout(target)
     whole, said = target.read_bytes(), meaning(layout)
-    end = whole.index(layout.tensors[0].name.encode())  # Of the metadata.
+    end = whole.index(layout.tensors[0].name.encode())  # In the metadata.
     draw, changed = random.Random(f"{outtype} {n_changes}"), tmp_path / "changed.gguf"
     missed = []
     n = 0
@@ -97,7 +100,7 @@ def test_one_bit_of_a_k_quant_is_found_and_its_importance_matrix_asked_for(
 def test_values_below_the_smallest_step_of_a_type_may_be_lost(
     outtype: str, exponent: int, tmp_path: Path
 ) -> None:
-    """As the rows of tokens that no training has seen, of which whole chunks are 1e-24."""
+    """Such as rows of untrained tokens, of which whole chunks are 1e-24."""
     source = Path(shutil.copytree(bundled_folder(), tmp_path / "untrained"))
     header, data = read(source / "model.safetensors")
     values = to_float32(np.frombuffer(data, np.uint16)) * np.float32(2.0**exponent)
@@ -131,6 +134,19 @@ def test_a_pre_tokenizer_and_a_name_that_were_given_are_given_again(
     assert "tokenizer.ggml.pre failed" in told and "--pre-tokenizer must be given" in told
 
 
+def test_a_file_of_an_earlier_build_has_the_same_words_for_token_ids_that_differ(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = CheckedTokens(9, ["e\u0301"], "at combining marks")
+    monkeypatch.setattr(CheckHere, "check", lambda *_: found)
+    target = converted(bundled_folder(), tmp_path / "model.gguf")
+    assert read_header(target).metadata[manifest.DIFFERENCE] == (
+        "token ids differ from the source's for 1 of 9 test texts: llama.cpp splits otherwise at "
+        "combining marks, as in 'e\u0301'"
+    )
+    assert check(bundled_folder(), target) > 10
+
+
 def test_a_key_that_one_side_lacks_is_told_as_that(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -139,7 +155,7 @@ def test_a_key_that_one_side_lacks_is_told_as_that(
     target = converted(source, tmp_path / "model.gguf", "--outtype", "q4_k_m")
     assert verified(source, target, "--imatrix", str(matrix)) == 3
     told = capsys.readouterr().err
-    assert "imatrix_sha256 failed: the file lacks it; --imatrix must be given as it was" in told
+    assert "imatrix_sha256 failed: the file lacks it; --imatrix must be given, or not" in told
     assert verify._difference([], ["string", "x"]) == "the source does not have it"
 
 

@@ -1,4 +1,4 @@
-"""Real vocabularies, rebuilt as checkpoints have them, against the vectors that ship with them."""
+"""Real vocabularies, rebuilt as in checkpoints, against the vectors that ship with them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def shipped() -> Path:
-    """The vocabularies in the pinned sources of llama.cpp."""
+    """Return the vocabularies in the pinned sources of llama.cpp."""
     try:
         return sdist.unpacked(pins()) / "vendor/llama.cpp/models"
     except BuildError as error:
@@ -62,7 +62,11 @@ def test_tokens_equal_the_shipped_vectors(
     made = Conversion(Checkpoint(tmp_path, {}, {}), Options(), architecture, {}, [])
     vocabulary = read_vocabulary(made.checkpoint, len(source.tokens))
     prepare._add_vocabulary(made, vocabulary, embeds=False)
-    kinds = {"gemma-4": "gemma4", "llama-spm": "llama", "phi-3": "llama"}  # As llama.cpp's script.
+    kinds = {
+        "gemma-4": "gemma4",
+        "llama-spm": "llama",
+        "phi-3": "llama",
+    }  # As llama.cpp's script.
     assert made.metadata["tokenizer.ggml.model"] == kinds.get(name, "gpt2")
     with TokenCheck(tmp_path) as tokens:
         assert tokens.check(architecture, made.metadata).n_texts > 50

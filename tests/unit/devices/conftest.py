@@ -1,4 +1,4 @@
-"""Tiny models, and devices that play the GPU."""
+"""Tiny models, and devices that stand in for GPUs."""
 
 from __future__ import annotations
 

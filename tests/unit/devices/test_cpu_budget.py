@@ -1,4 +1,4 @@
-"""The CPU budget from made-up /proc and /sys trees: states that one machine cannot be in."""
+"""The CPU budget from fake /proc and /sys trees, for states that one machine cannot be in."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GIB = 1 << 30
 
 
 class Host:
-    """A tree with `n_cpus` CPUs, two hardware threads a core when `smt`."""
+    """A tree with `n_cpus` CPUs, two hardware threads per core if `smt`."""
 
     def __init__(self, root: Path, n_cpus: int = 16, *, smt: bool = False) -> None:
         self.root = root
@@ -118,7 +118,7 @@ def test_the_smallest_quota_along_the_path_counts(host: Host) -> None:
     [("/docker/4f2a", ""), ("/docker/4f2a/worker", "worker/"), ("/../other", "")],
 )
 def test_a_container_that_sees_a_group_as_the_root(host: Host, group: str, folder: str) -> None:
-    """Its own, one above it, or one that its own is outside of."""
+    """Its own, a parent, or one that does not contain its own."""
     host.v2(group, mount_root="/docker/4f2a")
     host.write(f"sys/fs/cgroup/{folder}cpu.max", "400000 100000\n")
     assert threads(host) == 4
@@ -223,7 +223,7 @@ def test_cpu_lists_are_read_as_the_kernel_writes_them(cpus: set[int]) -> None:
 
 
 def test_memory_in_use_on_a_mac_is_not_free() -> None:
-    """As macOS 14 prints it on a machine of 16 GiB."""
+    """In the format of macOS 14, on a machine with 16 GiB."""
     vm_stat = b"""Mach Virtual Memory Statistics: (page size of 16384 bytes)
 Pages free:                               24102.
 Pages active:                            358846.

@@ -1,4 +1,4 @@
-"""Below the processors that the libraries need, a sentence comes before any illegal instruction."""
+"""On processors below the libraries' minimum, a message comes before any illegal instruction."""
 
 import platform
 from pathlib import Path
@@ -19,7 +19,8 @@ def test_this_processor_runs_the_worker() -> None:
     reason="asks an x86-64 processor under Linux",
 )
 def test_the_processor_is_really_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bits that no such processor sets are missing, and the kernel's flags agree on one it may."""
+    """Bits that no such processor sets are missing, and the kernel's flags agree on an optional
+    one."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     flags = next(line.split() for line in lines if line.startswith("flags"))
     monkeypatch.setattr(instructions, "_V2", {"reserved": 16, "AVX": 28})

@@ -1,4 +1,4 @@
-"""Live queries: devices and drivers in states that this machine's are not in."""
+"""Live queries, with devices and drivers in states that this machine's cannot have."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SELECTED = Selected((Card(GPU, 80 * GIB, CARD),))
 
 
 class Nvml:
-    """The few functions of the management library, with chosen answers."""
+    """The used functions of the management library, with chosen answers."""
 
     def __init__(self, code: int = 0, processes: dict[int, int] | None = None) -> None:
         self.code, self.processes = code, processes or {}
@@ -63,7 +63,7 @@ Check = Callable[..., None]
 
 @pytest.fixture
 def check(monkeypatch: pytest.MonkeyPatch) -> Check:
-    """Check `HELD` against the devices and the driver of the moment."""
+    """Check `HELD` against the current devices and driver."""
 
     def run(
         free_bytes: int,
@@ -121,7 +121,7 @@ def test_a_driver_that_does_not_know_this_process_counts_the_whole_device(check:
 def test_another_process_does_not_stand_in_where_the_driver_counts_otherwise(
     check: Check,
 ) -> None:
-    """As in a container: the driver lists the host's numbers, of which none is this process's."""
+    """As in a container, where the driver lists the host's process ids."""
     ours, other, later = (os.getpid() + n for n in (1, 2, 3))
     at_load = Nvml(0, {ours: 7 * GIB, other: GIB})
     check(70 * GIB, nvml=at_load)
@@ -164,7 +164,7 @@ def test_an_earlier_worker_on_the_card_does_not_stand_in_for_this_one(check: Che
 
 
 def test_a_driver_that_lists_no_process_is_said_to_watch_the_whole_device(check: Check) -> None:
-    check(70 * GIB, nvml=Nvml())  # as in a MIG instance, or without the right to ask
+    check(70 * GIB, nvml=Nvml())  # as in a MIG instance, or without permission
     assert live_check.watch(SELECTED, HELD).watched == "device"
 
 
@@ -198,7 +198,7 @@ def test_the_cpu_tells_its_model_and_features(tmp_path: Path) -> None:
 def test_a_file_is_lost_if_it_is_written_to_and_not_if_it_is_another(
     now: tuple[int, ...], is_lost: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """File systems number their files alike, and a link may lead to one after the other."""
+    """File systems reuse inode numbers, and a link may point to one file after another."""
     names = ("st_dev", "st_ino", "st_size", "st_mtime_ns")
     told = [SimpleNamespace(**dict(zip(names, each, strict=True))) for each in (now, (7, 1, 1, 4))]
     monkeypatch.setattr(setting_files, "os", SimpleNamespace(stat=lambda _: told.pop()))

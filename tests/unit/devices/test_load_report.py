@@ -1,4 +1,4 @@
-"""The wording of the pinned llama.cpp: each telling line, and what happens when one changes."""
+"""The log lines of the pinned llama.cpp: each used line, and what happens if one changes."""
 
 from __future__ import annotations
 

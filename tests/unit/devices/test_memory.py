@@ -1,4 +1,4 @@
-"""Plans against what is then really allocated, on the CPU and on the device that plays the GPU."""
+"""Plans against real allocations, on the CPU and on the device that stands in for a GPU."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def proven(given: Given, plan: Plan) -> Residency:
-    """Load for real; everything is on the device, but for what the host has to have."""
+    """Load for real; everything is on the device, except for what must be on the host."""
     with loaded(given, plan, mmap=bool(given.settings.mmap)) as held:
         proof, is_gpu = held.prove(), held.selected.is_gpu
     assert proof.resident
@@ -56,7 +56,7 @@ def proven(given: Given, plan: Plan) -> Residency:
 
 
 def allocated(proof: Residency) -> dict[str, int]:
-    """What llama.cpp reports of the device, or of a CPU's memory, by part."""
+    """Return llama.cpp's report about the device's, or a CPU's, memory, by part."""
     parts: Counter[str] = Counter()
     for buffer in proof.buffers:
         if buffer.is_on_host == (proof.device == "CPU"):
@@ -65,7 +65,7 @@ def allocated(proof: Residency) -> dict[str, int]:
 
 
 def decoded(context: Context) -> list[str]:
-    """What llama.cpp says while it computes a whole micro-batch."""
+    """Return llama.cpp's log while it computes a whole micro-batch."""
     batch = Batch(context.options.n_batch)
     batch.add(0, 0, [1] * context.options.n_ubatch, logits=True)
     with library.log.capture() as lines:
@@ -113,7 +113,7 @@ def test_what_adapters_take_while_they_are_computed_is_planned(
 def test_layers_for_multi_token_prediction_are_planned(
     backend: str, config: MakeConfig, gpu: int
 ) -> None:
-    """Their weights, their context, and the room for the hidden states that they are given."""
+    """Their weights, their context, and the memory for their input of hidden states."""
     path = str(random_model("predicting", width=4))
     index = gpu if backend == "cuda" else 0
     given = config(backend, model_path=path, cuda_device=index, mmap=False, slots=2)
@@ -123,7 +123,7 @@ def test_layers_for_multi_token_prediction_are_planned(
     with loaded(given, plan, mmap=False, mtp=True) as held:
         with closing(Context(held.model, of_head)) as head:
             alone, both = held.prove(), held.prove(head=head)
-            held.context.steer(None)  # what llama.cpp has room for is laid out anew
+            held.context.steer(None)  # llama.cpp reserves its buffers again
             lines = decoded(held.context)
     is_gpu, n_embd = held.selected.is_gpu, held.model.n_embd
     weights = [b for b in alone.buffers if b.kind == "weights" and b.is_on_host != is_gpu]
@@ -168,7 +168,7 @@ def test_a_mapped_file_is_accounted_for(shape: str, config: MakeConfig) -> None:
     given = config("cpu", shape, mmap=True, slots=2, context_length=512)
     plan = planned(given)
     actual = allocated(proven(given, plan))
-    # llama.cpp tells the file's pages, too, that hold what it repacks; the system drops them.
+    # llama.cpp also counts the file's pages of repacked weights, which the system drops.
     assert plan.parts["weights"] <= 1.02 * actual["weights"]
     without = planned(given.but(mmap=False))
     assert without.needed_bytes - without.memory_bytes == plan.needed_bytes - plan.memory_bytes
@@ -208,8 +208,8 @@ def test_settings_that_the_model_cannot_run_with_are_a_config_error(
 
 
 def test_a_matrix_may_have_several_planes() -> None:
-    """As in latent attention, of which each head has one; ggml ends the process at vectors that
-    have another number."""
+    """As in latent attention, with one for each head; ggml ends the process if vectors have another
+    number."""
     header = read_header(random_model("dense"))
     matrix = TensorEntry("blk.0.attn_k_b.weight", "F32", (32, 32, 4), 0, 4 * 32 * 32 * 4)
     assert placement.place(replace(header, tensors=(matrix,)), ()).device_bytes == (matrix.n_bytes,)

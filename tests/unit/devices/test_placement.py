@@ -1,4 +1,4 @@
-"""Where weights go, over devices whose answers are made up; `test_memory` asks real ones."""
+"""Placement of weights on fake devices; `test_memory` uses real ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from worker.models.gguf.header import GgufHeader, read_header
 from worker.models.gguf.tensors import TensorEntry
 
 PADDING = 7
-"""Bytes that each tensor takes more on a device."""
+"""Additional bytes of each tensor on a device."""
 EMBEDDING, POSITIONS, BLOCK, NORM, OUTPUT = 1000, 100, 10, 1, 500
 SIZES = {
     "token_embd.weight": EMBEDDING,
@@ -41,7 +41,7 @@ FIRST, SECOND = (library.Device(f"CUDA{n}", "", "gpu", "CUDA", 10 + n) for n in 
 
 
 def model(architecture: str = "llama", **without: bool) -> GgufHeader:
-    """`output=False`: without that tensor; two layers."""
+    """A model of two layers; `output=False` omits that tensor."""
     left_out = {f"{name}.weight" for name, here in without.items() if not here}
     tensors = tuple(
         TensorEntry(name, "F32", (4, 4), 0, size)
@@ -53,7 +53,7 @@ def model(architecture: str = "llama", **without: bool) -> GgufHeader:
 
 
 class MadeUp:
-    """In place of ggml's answers."""
+    """Replaces ggml's answers."""
 
     takes: Callable[[str], bool]
     repacks: Callable[[str], bool]
@@ -115,14 +115,14 @@ def test_what_a_card_cannot_look_up_is_on_the_host() -> None:
     on_card = POSITIONS + PADDING + BLOCKS + LAST
     names = placed("position_embd.weight")
     assert found == Weights((on_card,), EMBEDDING, ("token_embd.weight",), names)
-    # Where it is the output too, the card has a copy.
+    # If it is also the output, the card has a copy.
     found = place(model(output=False), (FIRST,))
     copied = on_card - OUTPUT + EMBEDDING
     assert found == Weights((copied,), EMBEDDING, ("token_embd.weight",), names)
 
 
 def test_layers_lie_on_their_cards() -> None:
-    """The output counts as a layer, the input is with the first one."""
+    """The output counts as a layer; the input is with the first one."""
     first = INPUT + 2 * (BLOCK + PADDING)
     rest = BLOCK + PADDING
     assert place(model(), (FIRST, SECOND), (1, 2)).device_bytes == (first, rest + LAST)
@@ -199,7 +199,7 @@ def test_as_many_experts_are_asked_for_as_are_used(tmp_path: Path, used: int | l
         ((10, 10, 10, 10), (1, 1), (2, 2)),
         ((10, 10, 10, 10), (3, 1), (3, 1)),
         ((10, 10, 10, 10), (1, 3), (1, 3)),
-        ((10, 10, 10, 10), (1, 7), (1, 3)),  # to its middle a layer would be the first one's
+        ((10, 10, 10, 10), (1, 7), (1, 3)),  # by its middle, a layer would be on the first card
         ((10, 10, 10, 10), (100, 1), (3, 1)),
         ((10, 10, 10, 10), (1, 100), (1, 3)),
         ((10, 10, 10, 10), (1, 1, 2), (1, 1, 2)),
@@ -227,7 +227,7 @@ def test_nothing_is_repacked_beside_a_matrix_that_would_lose_planes(name: str) -
     planes = TensorEntry(name, "Q8_0", (4, 4, 2), 0, BLOCK)
     header = replace(model(), tensors=(*model().tensors, planes))
     one_copy = sum(SIZES.values()) + BLOCK
-    loses = "attn" in name  # experts are multiplied in another way
+    loses = "attn" in name  # experts use another multiplication
     assert may_repack(model()) and may_repack(header) is not loses
     assert (place(header, ()).device_bytes == (one_copy,)) is loses
     MadeUp.repacks = staticmethod(lambda each: each != name)

@@ -1,6 +1,6 @@
-"""The plan's arithmetic over a model whose layouts are sums that can be done by hand.
+"""The plan's arithmetic for a model whose layouts can be computed by hand.
 
-What llama.cpp really allocates is held against plans in `test_memory` and `test_sets`.
+`test_memory` and `test_sets` compare plans with llama.cpp's real allocations.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from worker.wire.engine_settings import EngineSettings
 MIB = 1 << 20
 TRAINED = 4096
 CELL, ROW, HOST_ROW, OUT = 1000, 70, 30, 11
-"""Bytes of a cell, of a micro-batch's row on the device and on the host, of a batch's row."""
+"""Bytes of a cell, of a micro-batch's row on the device and on the host, and of a batch's row."""
 WEIGHTS, LOOKED_UP, WIDTH = 5_000_000, 300_000, 64
 MARGIN = 512 * MIB
 """Of CUDA."""
@@ -41,7 +41,7 @@ PLAIN = MemoryKind(moves_states=True)
 
 
 class ByHand:
-    """In place of `Unloaded`."""
+    """Replaces `Unloaded`."""
 
     trained_context_length, n_embd = TRAINED, WIDTH
     kind = PLAIN
@@ -94,7 +94,7 @@ def header() -> GgufHeader:
 
 
 class Cards:
-    """Devices, and what each says of its memory."""
+    """Devices, and what each reports about its memory."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._told: dict[int, library.DeviceProperties] = {}
@@ -213,7 +213,7 @@ def test_memory_that_cannot_be_cut_needs_states(
     expected: int | None,
     header: GgufHeader,
 ) -> None:
-    """Also where no memory is left for more of them."""
+    """Even if there is no memory for more of them."""
     ByHand.kind = kind
     without = planned(header, **whole(snapshot_mib=0)).needed_bytes
     room = without + (expected or 0)
@@ -223,7 +223,7 @@ def test_memory_that_cannot_be_cut_needs_states(
 
 
 def test_a_store_has_room_for_two_sequences(header: GgufHeader) -> None:
-    """Of their own cells, or of a quarter of the store if that is less."""
+    """With their own cells, or a quarter of the store if that is less."""
     for unified, of_one in ((False, 1024 * CELL), (True, 4096 * CELL)):
         plan = planned(header, **whole(kv_store="/x", kv_unified=unified))
         assert plan.parts["kv_store"] == 2 * of_one
@@ -245,7 +245,7 @@ def test_a_draft_model_lies_on_the_first_device(header: GgufHeader, cards: Cards
     ByHand.kind = MemoryKind(window=16)
     with pytest.raises(ModelError, match="its memory is recurrent or windowed"):
         planned(header, beside=beside, **whole())
-    ByHand.kind = MemoryKind(recurrent=True, most_back=0)  # nothing can be guessed for the model
+    ByHand.kind = MemoryKind(recurrent=True, most_back=0)  # the model cannot be guessed for
     assert "draft" not in planned(header, beside=beside, **whole()).parts
 
 
@@ -282,7 +282,7 @@ def test_adapters_and_control_vectors_lie_beside_the_weights(
         if factor.name.endswith(".lora_b")
     )
     assert plan.parts["compute"] == 128 * (ROW + HOST_ROW) + 128 * 4 * widest
-    # Of experts, as many products as are used.
+    # For experts, as many products as are used.
     of_experts = replace(
         adapters[0],
         tensors=tuple(
@@ -308,7 +308,7 @@ def test_adapters_and_control_vectors_lie_beside_the_weights(
 
 
 def test_a_default_cache_of_the_hosts_memory(header: GgufHeader) -> None:
-    """One sequence of the trained length up to 16,384; of all slots what 128 MiB hold."""
+    """One sequence of the trained length up to 16,384; for all slots what fits into 128 MiB."""
     held = 128 * MIB // CELL // 256 * 256
     plan = planned(header, slots=64)
     assert (plan.kv_cells, plan.context_length) == (held, TRAINED)
@@ -318,8 +318,8 @@ def test_a_default_cache_of_the_hosts_memory(header: GgufHeader) -> None:
 
 
 def test_a_default_cache_of_a_card(header: GgufHeader, cards: Cards) -> None:
-    """The trained length for every slot; what does not fit gets half of what is left, and one
-    sequence all of it."""
+    """The trained length for every slot, in at most half of the free memory; for one sequence, all
+    of it."""
     plan = planned(header, cards.card(8 << 30), slots=8)
     assert plan.kv_cells == 8 * TRAINED and not plan.capped
     rest = WEIGHTS + 512 * ROW + MARGIN
@@ -330,7 +330,7 @@ def test_a_default_cache_of_a_card(header: GgufHeader, cards: Cards) -> None:
     assert plan.capped and plan.kv_cells == TRAINED, "more than the half of 5,000"
     plan = planned(header, cards.card(rest + 3000 * CELL), slots=8)
     assert plan.kv_cells == 3000 // 256 * 256 == plan.context_length, "all of it"
-    # A card whose memory is the host's leaves it its half, as the host itself does.
+    # A card that shares the host's memory leaves it half, like the host itself.
     shared = cards.card(rest + 3000 * CELL, kind="igpu")
     assert planned(header, shared, slots=8).kv_cells == 1500 // 256 * 256
     fixed = planned(header, **whole()).needed_bytes - 4096 * CELL
@@ -346,7 +346,7 @@ def test_a_default_cache_of_a_card(header: GgufHeader, cards: Cards) -> None:
         (False, 1 << 15, 64, 1, 1 << 20),
         (False, 1 << 15, 4, 0, 1 << 17),  # a recurrent model's cells take nothing
         (True, 1 << 15, 64, 1, 1 << 20),
-        (True, 1 << 21, 2, 1, 1 << 21),  # one sequence may have all that it was trained for
+        (True, 1 << 21, 2, 1, 1 << 21),  # one sequence may have its whole trained length
         (True, 1 << 15, 4, 1, 1 << 17),
     ],
 )
@@ -377,7 +377,7 @@ def test_memory_that_is_recurrent_alone_is_told_to_take_no_cells(
 def test_a_huge_cache_is_planned_from_smaller_ones(
     unified: bool, slots: int, header: GgufHeader
 ) -> None:
-    """All parts grow evenly, and llama.cpp lays none out that takes it minutes."""
+    """All parts grow linearly, so llama.cpp need not lay out one that takes minutes."""
     ByHand.cell = 1
     cells = slots * (1 << 20)
     chosen: dict[str, Any] = {"context_length": 1 << 20, "kv_unified": unified}
@@ -420,7 +420,7 @@ def test_recurrent_sequences_share_no_cells(
     cards: Cards,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Where attention has none, a sequence takes nothing from the others, no request waits, and a
+    """Without attention, a sequence takes no cells from others, no request waits for any, and a
     card need not address any."""
     most_bytes = CELL * 2048 // 10
     monkeypatch.setattr(placement, "largest_tensor_bytes", lambda devices: most_bytes)
@@ -447,7 +447,7 @@ def test_a_sequence_has_no_more_cells_than_there_are(header: GgufHeader) -> None
 
 
 def test_a_sequence_is_no_longer_than_the_learned_positions(header: GgufHeader) -> None:
-    """With one more, a request would end the engine; what rotates has no last position."""
+    """With one more, a request would end the engine; rotary positions have no limit."""
     longer = whole(context_length=TRAINED + 1)
     assert planned(header, **longer).context_length == TRAINED + 1
     embedding = next(each for each in header.tensors if each.name == "token_embd.weight")
@@ -566,14 +566,14 @@ def test_what_needs_states_gets_more_of_them(header: GgufHeader) -> None:
 
 def test_a_pool_is_divided_only_while_memory_holds_its_longest_part(header: GgufHeader) -> None:
     chosen: dict[str, Any] = {"slots": 8, "kv_cells": 8192}
-    plan = planned(header, **chosen, snapshot_mib=1)  # a part of four has 2 MB
+    plan = planned(header, **chosen, snapshot_mib=1)  # one of four parts has 2 MB
     assert plan.kv_divisions == () and "divided" not in plan.kv_reason
     plan = planned(header, **chosen, snapshot_mib=2048)
     assert plan.kv_divisions == (8, 4)
     assert plan.kv_reason.endswith("it is divided into 8 parts of 1,024 or 4 parts of 2,048")
     for given in ({"slots": 8, "kv_cells": 768}, {**chosen, "kv_unified": True}, {"slots": 4}):
         assert planned(header, **given, snapshot_mib=2048).kv_divisions == (), given
-    ByHand.kind = MemoryKind()  # no state fits into another layout
+    ByHand.kind = MemoryKind()  # states do not fit into another layout
     assert planned(header, **chosen, snapshot_mib=2048).kv_divisions == ()
 
 
@@ -737,7 +737,7 @@ def test_the_attention_of_a_usual_picture_has_room(
     ("vision", "context_length", "n_patches"),
     [
         ({}, 1 << 20, 10**6),
-        ({}, 10**5, 4 * 10**5),  # two by two become a token
+        ({}, 10**5, 4 * 10**5),  # two by two become one token
         ({"spatial_merge_size": 3}, 10**5, 9 * 10**5),
         ({"spatial_merge_size": None}, 10**5, 4 * 10**5),
         ({"spatial_merge_size": None, "projector.scale_factor": 1}, 10**5, 10**5),
@@ -768,7 +768,8 @@ def test_a_sound_has_half_a_minute() -> None:
 
 
 def compute_bytes(context_length: int = 4096, **vision: Any) -> int:
-    """Of a projector of 256 numbers a patch; `None` leaves a number of its header out."""
+    """Return the compute bytes of a projector with 256 numbers per patch; `None` omits a header
+    value."""
     eyes = read_header(random_projector("gemma3", width=256))
     changed = {f"clip.vision.{name}": value for name, value in vision.items()}
     metadata = {

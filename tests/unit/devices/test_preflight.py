@@ -1,4 +1,4 @@
-"""Native code in a process of its own: its answers, and its deaths."""
+"""Native code in a separate process: its answers and crashes."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_missing_gpu_is_told_in_time(config: MakeConfig) -> None:
             "print('CUDA error: oh no', file=sys.stderr); os._exit(70)",
             ("exit code 70", "CUDA error: oh no"),
         ),
-        # Half a message is no message.
+        # A partial message does not count.
         ("sys.stdout.write('{\"step\": '); sys.stdout.flush(); os.abort()", ("SIGABRT",)),
     ],
 )

@@ -1,4 +1,4 @@
-"""The proof after the load: what passes, and what is refused although it would run."""
+"""The proof after the load: what passes, and what is refused even though it would run."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from worker.wire.messages import DecodeOutcome
 
 @pytest.fixture
 def held(config: MakeConfig, gpu: int) -> Iterator[Loaded]:
-    """A model on the device that plays the GPU."""
+    """A model on the device that stands in for a GPU."""
     with loaded(config("cuda", cuda_device=gpu)) as held:
         yield held
 
@@ -78,7 +78,7 @@ def test_memory_that_is_laid_out_in_other_ways_is_planned_and_proven(
     on_device = [b for b in proof.buffers if b.is_on_host == (backend == "cpu")]
     assert proof.resident and proof.layers_on_device == proof.layers_total == 5
     weights = sum(buffer.size_bytes for buffer in on_device if buffer.kind == "weights")
-    assert plan.parts["weights"] == pytest.approx(weights, abs=32 * 1024)  # told in 0.01 MiB
+    assert plan.parts["weights"] == pytest.approx(weights, abs=32 * 1024)  # in units of 0.01 MiB
     later = 0
     if read_header(path).pooling is not None:  # its output buffer grows with the first long text
         output = size_of(b for b in proof.buffers if b.kind == "output")
@@ -123,7 +123,7 @@ def test_the_first_text_is_as_long_as_any_where_a_device_might_lack_the_memory(
 
 
 def test_a_long_texts_workspace_is_planned(config: MakeConfig, tmp_path: Path) -> None:
-    """Without flash attention: a text's scores are kept in a second type."""
+    """Without flash attention, the scores are stored in a second type."""
     path = str(other.encoder(tmp_path / "model.gguf"))
     given = config("cpu", model_path=path, context_length=other.CONTEXT)
     given = given.but(flash_attention="off")
@@ -170,7 +170,7 @@ def test_a_plan_is_exact_for_each_kind_of_memory(
 
 
 def known_bytes(plan: Plan) -> int:
-    """What the plan says of the memory that is allocated before the first request."""
+    """Return the planned memory that is allocated before the first request."""
     return plan.needed_bytes - plan.parts["margin"] - plan.parts.get("states", 0)
 
 
@@ -220,7 +220,7 @@ def test_a_model_on_a_second_device_is_refused(held: Loaded, small_gpu: int) -> 
 
 
 def test_one_buffer_on_a_second_device_is_enough_to_refuse(held: Loaded) -> None:
-    # Within one context llama.cpp would end the process, so the report is what is changed.
+    # In a real context llama.cpp would end the process, so the test changes the report.
     line = "llama_kv_cache: RPC1[127.0.0.1:9] KV buffer size =     0.25 MiB"
     held.context.load_log = (*held.context.load_log, line)
     with pytest.raises(ResidencyViolation, match="of kv are on another device"):
@@ -245,7 +245,7 @@ def test_a_cpu_worker_with_layers_on_a_gpu_is_refused(config: MakeConfig, gpu: i
 def test_the_input_embedding_alone_may_stay_where_no_kernel_takes_it(
     config: MakeConfig, gpu: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The test device computes every type, so its answer has to be replaced.
+    # The test device supports every type, so its answer is replaced.
     monkeypatch.setattr(placement._Meta, "takes_rows", lambda *_: False)
     given = config("cuda", "grouped-q8", cuda_device=gpu, slots=2)
     with loaded(given) as held:
@@ -264,7 +264,7 @@ def test_a_host_buffer_larger_than_the_embedding_is_refused(
     host = library.ggml().ggml_backend_dev_buffer_type(cpu.handle)
     given = config("cuda", "grouped-q8", cuda_device=gpu)
     error = refused(given, tensor_placement=((r"token_embd|blk\.0\.ffn_down", host),))
-    # Where the CPU has a layout of its own for the matrix, the graph's parts give it away first.
+    # If the CPU repacks the matrix, the graph's splits reveal it first.
     assert "bytes are allowed there" in error.message or "compute graph" in error.message
 
 
@@ -333,4 +333,4 @@ def test_a_device_that_is_gone_is_a_loss_and_not_a_crash(models: dict[str, Path]
             print("again", file=holder.stdin, flush=True)
             told = json.loads(holder.stdout.readline())
             assert told.startswith("The test device at")
-            holder.kill()  # ending in order would ask the device to free the model
+            holder.kill()  # a regular exit would ask the device to free the model

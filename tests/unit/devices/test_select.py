@@ -1,4 +1,4 @@
-"""Which device a command gets, and the sentence when it gets none."""
+"""Which device a command gets, and the message if it gets none."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def device(**fields: Any) -> library.Device:
 
 @pytest.fixture
 def only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """Devices that this machine does not have, in place of those that it has, and a wheel that
-    does not say what it was built for."""
+    """Replace this machine's devices by fake ones, with a wheel that does not say what it was built
+    for."""
 
     def install(*devices: library.Device) -> None:
         wheel(tmp_path, monkeypatch)
@@ -52,7 +52,7 @@ def only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
 
 def plugin(folder: Path, *needed: str) -> None:
-    """A CUDA plug-in without code, that asks for libraries of these names."""
+    """A CUDA plug-in without code, which needs libraries of these names."""
     asked = []
     for name in needed:
         asked.append(str(folder / "elsewhere" / name))
@@ -259,7 +259,7 @@ def test_only_the_chosen_card_is_shown_to_the_driver(
     index: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Where the driver has no such card, it shows all that it has, so that they can be named."""
+    """If the driver has no such card, it shows all cards, so that they can be named."""
     variable = "CUDA_VISIBLE_DEVICES"
     monkeypatch.setattr(nvidia, "count", lambda: n_cards)
     monkeypatch.setattr(library, "is_loaded", lambda: False)

@@ -1,4 +1,4 @@
-"""Sets of devices: layers are shared out, each with its cache on its own device, as planned."""
+"""Sets of devices: layers are distributed, each with its cache on its device, as planned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine's loop on llama.cpp and the bundled model, which the tests of a file share."""
+"""The engine's loop on llama.cpp and the bundled model, shared by the tests of a file."""
 
 from __future__ import annotations
 

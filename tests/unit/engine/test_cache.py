@@ -1,5 +1,5 @@
-"""The books of the cache alone, without a runner: what they choose, against the rule worked out
-over all there is to choose from."""
+"""The cache's bookkeeping alone, without a runner: its choices, compared with the rule applied to
+all candidates."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def begin(cache: Cache, sequence: Sequence, *, n_computed: int | None = None) ->
 
 
 def keep(cache: Cache, tokens: list[int], salt: str | None = None) -> Slot:
-    """A slot that keeps these tokens after their request has ended."""
+    """Make a slot that keeps these tokens after their request has ended."""
     sequence = asking(tokens, salt)
     slot = begin(cache, sequence)
     cache.release(sequence, keep=True)
@@ -81,7 +81,7 @@ def put(cache: Cache, index: int, tokens: list[int], last_used: int = 0) -> Slot
 
 
 def run_in(cache: Cache, index: int, tokens: list[int], n_computed: int | None = None) -> Sequence:
-    """A sequence that runs in this slot."""
+    """Make a sequence that runs in this slot."""
     sequence = asking(tokens)
     sequence.slot, cache.slots[index].owner = index, sequence
     sequence.n_computed = len(tokens) if n_computed is None else n_computed
@@ -96,7 +96,7 @@ def some(n: int, first: int = 0) -> list[int]:
     return list(range(first, first + n))
 
 
-# --- what a prompt goes on from --------------------------------------------------------------
+# --- which prefix a prompt continues from --------------------------------------------------------
 
 
 def test_the_last_token_is_always_computed_and_short_beginnings_are_not_reused() -> None:
@@ -144,9 +144,8 @@ def test_a_prompt_goes_on_from_what_saves_the_most_time(
     n_state: int,
     n_locks: int,
 ) -> None:
-    """A copy within the cells takes its time, one from memory the time of its bytes; to take a slot
-    over is free, as long as at least half of what it keeps is of use. A state that somebody locked
-    is there to be used."""
+    """A copy between cells takes time, one from memory takes the time of its bytes; taking over a
+    slot is free, if at least half of its cells are used. Locked states can be used, too."""
     cache = cache_of(copy_seconds=copy_seconds)
     cache.pace.seconds_per_prompt_token, cache.copying.per_byte = per_token, per_byte
     run_in(cache, 0, some(n_running) + [900, 901])
@@ -180,7 +179,7 @@ def test_what_saves_no_time_is_not_brought_back() -> None:
 
 def test_a_state_is_brought_back_where_all_of_it_fits() -> None:
     for n_state, n_asked, brings in ((250, 100, True), (251, 100, False), (300, 310, True)):
-        cache = cache_of(n_cells=1000)  # a prompt of 310 would be given longer parts
+        cache = cache_of(n_cells=1000)  # a prompt of 310 would get longer parts
         cache.memory.states.append(state_of(some(n_state)))
         assert (cache.match(asking(some(n_asked))).source is not None) == brings
 
@@ -194,8 +193,8 @@ def test_a_prompt_waits_for_the_longest_of_several() -> None:
 
 @given(st.integers(0, 60), st.integers(30, 60), st.integers(40, 70))
 def test_a_prompt_waits_for_a_longer_beginning(n_computed: int, n_kept: int, n_asked: int) -> None:
-    """A running sequence will have more of it than there is now: by eight tokens, or it is not
-    worth waiting."""
+    """A running sequence will have a longer prefix than there is now: waiting is worth eight
+    tokens."""
     cache = cache_of()
     assume(n_computed < 60)
     owner = run_in(cache, 0, some(60), n_computed)
@@ -223,7 +222,7 @@ def test_memory_that_cannot_be_cut_goes_on_from_its_longest_snapshot(
     slot.snapshots = [Snapshot(length, b"") for length in lengths]
     match = cache.match(asking(some(n_common) + [999] * 5))
     usable = [each for each in lengths if MIN_SHARED_TOKENS <= each <= n_common]
-    # A window that was never overwritten behind the cut needs no snapshot.
+    # A window that was not overwritten after the cut needs no snapshot.
     if n_common == 90:
         assert (match.n_ready, match.snapshot) == (90, None)
     elif usable:
@@ -275,8 +274,8 @@ def test_a_sequence_fits_if_its_own_cells_do(
     n_held: int,
     n_state: int,
 ) -> None:
-    """Beside all that running sequences have or need; what is shared with one of them is there, and
-    what idle slots keep gives way. It needs a cell more, for the token that is drawn."""
+    """In addition to the cells of running sequences; cells shared with one of them exist, and those
+    of idle slots are evicted. It needs one more cell, for the sampled token."""
 
     def fits(n_cells: int) -> bool:
         cache = cache_of(unified=True, n_cells=n_cells)
@@ -298,7 +297,7 @@ def test_a_sequence_fits_if_its_own_cells_do(
         n_needed -= n_ready
     elif source == "held":  # the idle slot shares its first cells with the running one
         n_needed -= min(n_held, n_ready)
-    elif source == "state":  # which is restored as a whole
+    elif source == "state":  # which is restored completely
         n_needed = max(n_needed, n_state)
     n_cells = n_running + 7 + n_needed
     assert fits(n_cells) and not fits(n_cells - 1)
@@ -377,7 +376,7 @@ slots_of_six = st.lists(
 def test_a_new_sequence_takes_the_slot_that_costs_the_least(
     slots: list[tuple[str, int]], unified: bool
 ) -> None:
-    """In a split pool the one with the fewest runs of neighbours, then an empty one, then the least
+    """In a split pool the one that makes the fewest gaps, then an empty one, then the least
     recently used."""
     cache = cache_of(6, unified=unified)
     used = set()
@@ -415,7 +414,7 @@ def test_a_hole_is_closed_by_the_best_move_that_is_worth_it(
             stream = run_in(cache, index, some(40, 100 * index))
             stream.n_prompt = 40 - said[index]
             stream.n_most = 40 + n_left
-            # It is expected to go on for as long as it has, and 16 tokens more.
+            # It is expected to continue for its current length plus 16 tokens.
             if said[index] and min(n_left, said[index] + 16) * 0.05 > 1.0:
                 movable.append(index)
         else:
@@ -446,7 +445,7 @@ def test_a_stream_that_moves_pushes_out_what_its_new_slot_keeps(
     per_byte: float, saves: bool
 ) -> None:
     cache = cache_of(3)
-    cache.copying.per_byte = per_byte  # the second takes 0.8 s, and streams wait for it
+    cache.copying.per_byte = per_byte  # the second takes 0.8 s, for which streams wait
     first, last = run_in(cache, 0, some(40)), run_in(cache, 2, some(40, 100))
     for stream in (first, last):
         stream.n_most = 1000
@@ -460,7 +459,7 @@ def test_a_stream_that_moves_pushes_out_what_its_new_slot_keeps(
     assert first.slot == 1 and cache.slots[1].owner is first
     assert cache.slots[1].scope == Scope("tenant")
     assert cache.slots[1].last_used == cache.now
-    # The copy is made with the next batch: until then, nobody writes where it reads from, or reads
+    # The copy is made with the next batch: until then, nothing writes where it reads, or reads
     # where it writes to.
     assert not cache.acquire(asking(some(5)), Match())
     assert not cache.close_hole(1.0)
@@ -481,7 +480,7 @@ def test_a_prompt_and_one_that_must_be_alone_are_not_moved() -> None:
 
 
 def test_a_slot_is_taken_over_as_long_as_half_of_it_is_of_use() -> None:
-    """What it loses goes to memory, if it is long enough to be gone on from."""
+    """Its lost cells go to memory, if they are long enough to be reused."""
     cases = ((80, 40, True), (81, 40, False), (71, 40, True), (40, 40, True))
     for n_kept, n_ready, takes_over in cases:
         cache = cache_of()
@@ -504,7 +503,7 @@ def test_a_slot_is_taken_over_as_long_as_half_of_it_is_of_use() -> None:
 
 
 def test_what_a_move_has_touched_is_left_alone_until_a_batch_was_computed() -> None:
-    """A copy is made with the next batch, a state is written at once."""
+    """A copy is made with the next batch, but a state is written at once."""
     cache = cache_of(3)
     source, state = put(cache, 0, some(100)), state_of(some(50, 500))
     first = asking(some(40))
@@ -514,7 +513,7 @@ def test_what_a_move_has_touched_is_left_alone_until_a_batch_was_computed() -> N
     assert not cache.acquire(asking(some(39)), Match(copied, 38)), "not there yet"
     assert cache.save(put(cache, copied.index, some(40))) is None
     copied.kept = []
-    # The source of the copy is read, so no state may be written over it.
+    # The source of the copy will be read, so no state may overwrite it.
     other = asking(some(60, 500))
     assert cache.acquire(other, Match(state, 50))
     assert other.slot == 3 - first.slot
@@ -580,7 +579,7 @@ def test_what_a_preempted_sequence_has_goes_to_memory_and_stays(n_computed: int)
     cache = cache_of(memory_bytes=200)
     sequence = asking(some(50))
     slot = begin(cache, sequence, n_computed=n_computed)
-    cache.copying.per_byte = 1e6  # a copy is still quicker than to compute it again
+    cache.copying.per_byte = 1e6  # a copy is still faster than computing it again
     before = cache.now
     cache.preempt(sequence)
     assert sequence.slot is None and slot.owner is None
@@ -610,7 +609,7 @@ def test_only_a_prefix_cache_keeps_the_state_of_one_that_went_on() -> None:
         cache.preempt(sequence)
         cache.let_go(sequence)
         assert bool(cache.memory.states) == prefix_cache
-        cache.let_go(sequence)  # it has nothing more
+        cache.let_go(sequence)  # it has nothing else
         assert cache.memory.locked_bytes == 0
 
 
@@ -681,7 +680,8 @@ def test_cells_that_are_lost_are_computed_from_the_first_token_on() -> None:
 def test_what_is_saved(
     n_tokens: int, memory_bytes: int, n_locked: int, busy: bool, per_byte: float, awaited: bool
 ) -> None:
-    """What is long enough to be reused, fits beside what is locked, and does not take too long."""
+    """States that are long enough to be reused, fit beside locked ones, and do not take too
+    long."""
     cache = cache_of(memory_bytes=memory_bytes)
     cache.copying.per_byte = per_byte
     if busy:
@@ -794,8 +794,9 @@ def test_what_goes_next(sizes: list[int], unified: bool, runs: bool) -> None:
 def test_where_snapshots_are_due(
     n_tokens: int, n_computed: int, n_system: int, n_common: int, deterministic: bool
 ) -> None:
-    """Likely to be used: before the end, after the system prompt and after what another prompt has
-    too; every `SPACING` tokens in case. None so near to what is there that it saves nothing."""
+    """At likely positions: before the end, after the system prompt and after a prefix shared with
+    another prompt; and every `SPACING` tokens. Not so close to an existing one that it saves
+    nothing."""
     sequence = asking(some(n_tokens), deterministic=deterministic)
     sequence.n_computed, sequence.n_system = n_computed, n_system
     with pytest.MonkeyPatch.context() as patch:
@@ -857,7 +858,7 @@ def test_a_price_moves_towards_what_was_measured(
     price = Price(before)
     price.paid(n_bytes, measured * n_bytes)
     assert price.per_byte == pytest.approx(before + 0.3 * (measured - before))
-    price.paid(0, 0.0)  # nothing was copied, and nothing was divided by
+    price.paid(0, 0.0)  # nothing was copied, so nothing may be divided by 0
     for _ in range(40):
         price.paid(n_bytes, measured * n_bytes)
     assert price.per_byte == pytest.approx(measured, rel=1e-3, abs=1e-5)
@@ -885,7 +886,7 @@ def test_a_copy_tells_what_a_token_takes() -> None:
 
 
 def test_a_price_at_which_nothing_is_copied_is_forgotten() -> None:
-    """What made the last copy slow, as a pause of the process, may be long over."""
+    """The reason for the last slow copy, such as a pause of the process, may be long gone."""
     cache = cache_of()
     slot = put(cache, 0, some(50))
     cache.copying.per_byte = 1.0
@@ -894,7 +895,7 @@ def test_a_price_at_which_nothing_is_copied_is_forgotten() -> None:
     assert any(cache.save(slot) for _ in range(200))
     cheap = Price(1.0)
     cheap.per_byte = 0.5
-    cheap.too_dear()
+    cheap.relax()
     assert cheap.per_byte == 0.5, "it is no reason"
 
 
@@ -932,7 +933,7 @@ def test_the_least_recently_used_gives_way_until_the_rest_fits(
             memory.states.append(
                 State([last_used], Scope(), n_bytes, last_used=last_used, n_locks=locks)
             )
-    slots[1].snapshots = list(slots[0].snapshots)  # what slots share counts once
+    slots[1].snapshots = list(slots[0].snapshots)  # cells that slots share count once
     memory.fit()
     assert slots[1].snapshots == slots[0].snapshots
     n_bytes, gone = sum(n for _, n, _ in things), set()
@@ -948,7 +949,7 @@ def test_the_least_recently_used_gives_way_until_the_rest_fits(
 
 
 def test_what_only_locks_keep_beyond_the_budget_gives_way_with_the_last_of_them() -> None:
-    """A state may be read for a request while another one is written."""
+    """A state may be read for a request while another one is being written."""
     cache = cache_of(memory_bytes=100)
     first, second = (asking(some(60, 500 * number)) for number in range(2))
     first.saved, second.saved = (

@@ -1,4 +1,4 @@
-"""Chat templates: transformers' rendering, and nothing else that a template may try."""
+"""Chat templates: they render as in transformers, and cannot do anything else."""
 
 from __future__ import annotations
 

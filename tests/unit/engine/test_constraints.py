@@ -1,4 +1,4 @@
-"""Constraints on the real engine: held whatever is asked of the sampler, and resumed from ids."""
+"""Constraints on the real engine: enforced with any sampler settings, and resumed from ids."""
 
 from __future__ import annotations
 
@@ -164,9 +164,9 @@ def test_constraints_work_with_every_kind_of_vocabulary(name: str) -> None:
     follower = vocabulary.follow(constrain(JsonSchema(schema, "s")).constraint)
     opening = model.tokenize("{", add_special=False, parse_special=False)
     for token in opening:
-        # SentencePiece puts a blank in front of a text; the answer begins without one.
+        # SentencePiece prepends a space to a text; the answer begins without one.
         assert follower.take(token) or model.piece(token).startswith(b" ")
-    # From there on the model's own tokens of a text that is no ASCII are taken one by one.
+    # From there on the model's own tokens of a non-ASCII text are taken one by one.
     again = vocabulary.follow(Constraint('start: /[^x]*/ "x"', "g"))
     tokens = model.tokenize("Hello wörld, 日本 🦊\n ok x", add_special=False, parse_special=False)
     assert all(again.take(token) for token in tokens)
@@ -180,7 +180,7 @@ def test_a_vocabulary_without_the_tokens_for_it_is_told() -> None:
 
 
 def published(name: str) -> tuple[GrammarVocabulary, Model]:
-    """A vocabulary of the pinned sdist, without weights."""
+    """Load a vocabulary of the pinned sdist, without weights."""
     folder = sdist.unpacked(pins()) / "vendor/llama.cpp/models"
     model = Model(str(folder / f"ggml-vocab-{name}.gguf"), LoadOptions(vocab_only=True))
     return GrammarVocabulary(model), model

@@ -1,4 +1,4 @@
-"""Whatever a chat says arrives in the prompt, in order, by every template."""
+"""All parts of a chat arrive in the prompt, in order, with every template."""
 
 from __future__ import annotations
 
@@ -15,18 +15,9 @@ from hypothesis import strategies as st
 
 from tests.support import clock
 from tests.support.chats import SPECIAL, TEMPLATES, calling, result, user
-from worker.engine.text import chat_template
+from worker.engine.text import chat_template, forms
 from worker.engine.text.chat_template import ChatTemplate
-from worker.engine.text.forms import (
-    assistant,
-    complete,
-    developer,
-    message_of,
-    one_call_a_turn,
-    paired,
-    system,
-    without,
-)
+from worker.engine.text.forms import assistant, developer, message_of, system, without
 from worker.errors import InvalidRequest
 from worker.wire.work import ChatPrompt
 
@@ -52,7 +43,7 @@ def parts(*texts: str) -> list[dict[str, Any]]:
 
 
 def named(message: dict[str, Any], *ids: str | None) -> dict[str, Any]:
-    """A message whose calls, or whose result's call, have these ids."""
+    """Return a message whose calls, or whose result's call, have these ids."""
     if calls := message.get("tool_calls"):
         both = zip(calls, ids, strict=True)
         return {
@@ -146,14 +137,14 @@ def fault(template: ChatTemplate, messages: Any, *, has_tools: bool) -> str | No
         return "a list is printed"
     places = {word: text.find(word) for word in _WORDS if word in str(messages)}
     systems = str([each for each in messages if each["role"] in ("system", "developer")])
-    # Some templates put all that the system says first: so their models were trained.
+    # Some templates put all system messages first, as in their models' training.
     others = [place for word, place in places.items() if word not in systems]
     return None if -1 not in places.values() and others == sorted(others) else str(places)
 
 
 @pytest.fixture(scope="module", params=sorted(path.stem for path in TEMPLATES.glob("*.jinja")))
 def name(request: pytest.FixtureRequest) -> str:
-    """Of each template, with which all its tests run at once: to compile one takes longer."""
+    """Template names; all tests of one run together, because compiling it takes longer."""
     return str(request.param)
 
 
@@ -172,7 +163,7 @@ def test_what_is_said_arrives(name: str, template: ChatTemplate) -> None:
     assert faults.keys() == EXCEPT.get(name, {}).keys(), faults
 
 
-# --- whatever a tool loop says --------------------------------------------------------------------
+# --- tool loops --------------------------------------------------------------------
 
 STEPS = ("call", "words, call", "words beside a call", "words beside two calls", "thought of")
 OWN_ORDER = {
@@ -181,8 +172,8 @@ OWN_ORDER = {
     "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B": "it writes words behind calls",
 }
 WORDLESS = {"Mistral-Small-3.2-24B-Instruct-2506", "mistralai-Mistral-Nemo-Instruct-2407"}
-"""They drop the words beside a call and take none before it: the assistant's words and the user's
-must take turns."""
+"""Templates that drop text beside a call and refuse text before it: assistant and user must
+alternate."""
 
 
 def without_words_of_calls(chat: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -208,7 +199,8 @@ def step(kind: str, n: int, words: Iterator[str]) -> Iterator[dict[str, Any]]:
 
 
 def loops() -> Iterator[list[dict[str, Any]]]:
-    """Each step, and each two in a row, with each end; every other two with a system's words."""
+    """Yield each step, and each two in a row, with each end; every other pair with a system
+    message."""
     for ends, n_steps in product(("result", "answer", "prefill"), (1, 2)):
         for number, kinds in enumerate(product(STEPS, repeat=n_steps)):
             for has_system in (False, True) if n_steps == 1 else (number % 2 == 0,):
@@ -239,7 +231,7 @@ def test_what_a_tool_loop_says_arrives_once_and_in_order(name: str, template: Ch
         words = re.findall(r"word\d\d7", str(chat))
         arrived = re.findall(r"word\d\d7", text)
         assert sorted(arrived) == words, (chat, text)
-        if chat[0]["role"] == "system":  # Mistral's writes it before the user's last words
+        if chat[0]["role"] == "system":  # Mistral's writes it before the user's last message
             arrived.remove(words.pop(0))
         assert arrived == words or name in OWN_ORDER, (chat, text)
 
@@ -273,9 +265,9 @@ def test_a_function_may_leave_out_all_but_its_name(template: ChatTemplate) -> No
 
 
 def test_what_a_function_leaves_out_is_added_in_one_order() -> None:
-    """A set's order is another in each process: a prompt would not begin as the one before did."""
+    """A set's order differs in each process, so that prompts would have different prefixes."""
     tool = {"type": "function", "function": {"name": A}}
-    [whole] = complete({"messages": [], "tools": [tool]})["tools"]
+    [whole] = forms.complete({"messages": [], "tools": [tool]})["tools"]
     parameters = {"type": "object", "properties": {}}
     wanted = {"name": A, "parameters": parameters, "description": ""}
     assert json.dumps(whole["function"]) == json.dumps(wanted)
@@ -300,11 +292,11 @@ MISTRAL = TEMPLATES / "Mistral-Small-3.2-24B-Instruct-2506.jinja"
     "ids", [(LONG, LONGER), (None, None), ("call00001", LONG), ("", LONG)], ids=str
 )
 def test_a_result_keeps_the_id_of_its_call(ids: tuple[str | None, ...]) -> None:
-    """Mistral's template writes ids, and takes those of 9 letters and digits alone."""
+    """Mistral's template writes ids, and accepts only those of 9 letters and digits."""
     calls = named(calling(call(1, A), call(2, B)), *ids)
     results = [named(result(2, D), ids[1]), named(result(1, C), ids[0])]
     if not all(ids):
-        results.reverse()  # in the calls' order
+        results.reverse()  # in the order of the calls
     template = ChatTemplate(MISTRAL.read_text(), SPECIAL)
     text = prompt_of(template, [HI, calls, *results], has_tools=True)
     called = re.findall(r"\[CALL_ID\](\w{9})\[ARGS\]\{\"where\": \"(\w+)", text)
@@ -324,7 +316,7 @@ def test_a_call_without_a_result_is_told_too() -> None:
 def test_results_come_in_the_order_of_their_calls(
     name: str, template: ChatTemplate, named_by: str
 ) -> None:
-    """Most templates write no ids; a client that makes its calls at once may send any order."""
+    """Most templates write no ids, and a client that runs calls in parallel may send any order."""
     asks = [call(n) | {"function": {"name": f, "arguments": "{}"}} for n, f in ((1, "a"), (2, "b"))]
     answers = [result(2, C), result(1, B)]
     if named_by == "function":
@@ -340,7 +332,7 @@ def test_results_come_in_the_order_of_their_calls(
 def test_each_call_of_a_turn_of_its_own_has_its_result(ids: tuple[str | None, str | None]) -> None:
     results = [named(result(1, A), ids[0]), named(result(2, B), ids[1])]
     chat = {"messages": [HI, named(calling(call(1), call(2)), *ids), *results]}
-    messages = one_call_a_turn(chat)["messages"]
+    messages = forms.one_call_a_turn(chat)["messages"]
     assert [each["role"] for each in messages] == ["user", *["assistant", "tool"] * 2]
     assert [each["content"] for each in messages if each["role"] == "tool"] == [A, B]
 
@@ -363,7 +355,7 @@ def test_each_result_has_the_id_and_the_name_of_its_call(
 ) -> None:
     calls = named(calling(call(1), call(2)), *ids)
     results = [named(result(1, A), answered[0]), HI, named(result(1, B), answered[1])]
-    *_, first, _, second = paired({"messages": [HI, calls, *results]})["messages"]
+    *_, first, _, second = forms.paired({"messages": [HI, calls, *results]})["messages"]
     assert [first["tool_call_id"], second["tool_call_id"]] == own_ids
     assert first["name"] == second["name"] == "look"
 
@@ -412,8 +404,8 @@ def test_every_call_has_an_id_of_its_own_whatever_clients_call_theirs(
     for ids in turns:
         messages.append(named(calling(*map(call, range(len(ids)))), *ids))
         messages += [named(result(1, A), id) for id in ids]
-    chat = paired({"messages": messages})
-    assert paired(chat) == chat
+    chat = forms.paired({"messages": messages})
+    assert forms.paired(chat) == chat
     messages = chat["messages"]
     called = [each["id"] for message in messages for each in message.get("tool_calls", ())]
     assert [each["tool_call_id"] for each in messages if each["role"] == "tool"] == called

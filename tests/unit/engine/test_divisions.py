@@ -1,4 +1,4 @@
-"""A pool that is divided into parts as long as these are enough."""
+"""A pool that is divided into parts while these are long enough."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHORT, LONG = b"a short prompt of thirty letters", bytes(range(97, 123)) * 3
 
 
 def divided_engine(*, has_still_tokens: bool = False) -> Engine:
-    """Four parts of 50 cells, two of 100, or 200 cells in one pool."""
+    """An engine with four parts of 50 cells, two of 100, or 200 cells in one pool."""
     return Engine(
         4,
         200,
@@ -28,7 +28,7 @@ def divided_engine(*, has_still_tokens: bool = False) -> Engine:
 
 
 def n_slots(engine: Engine) -> list[int]:
-    """Of the layouts that the engine has changed to, beginning with the first."""
+    """Return the numbers of slots of the engine's layouts, beginning with the first."""
     return [0 if each.unified else each.n_slots for each in engine.runner.layouts]
 
 
@@ -45,9 +45,9 @@ LAYOUTS = [limits_of(n, n_cells=200, unified=n == 3, memory_bytes=9000) for n in
     )
 )
 def test_the_cells_are_laid_out_for_those_who_are_there(events: list[tuple[str, int]]) -> None:
-    """For a longer part than anybody has, and for shorter ones where more can run beside each other
-    then: always the best parts in which all who run or start have room. Nobody is lost by a change,
-    and the oldest goes on first."""
+    """In longer parts if a sequence needs them, in shorter ones if more can then run at once:
+    always the best parts that fit all running and starting ones. A change loses no request, and the
+    oldest continues first."""
     scheduler = Scheduler(*LAYOUTS)
     for event, n in events:
         running, before = list(scheduler.running), scheduler.limits
@@ -101,7 +101,7 @@ def test_the_layout_changes(prompts: list[bytes], max_tokens: int, layouts: list
 def test_a_long_prompt_gets_a_longer_part_and_streams_go_on_from_their_cells(
     n_streams: int, n_turns: int, has_still_tokens: bool
 ) -> None:
-    """Also those that leave slots which the longer parts do not have."""
+    """Including streams that lose their slot in the longer parts."""
     engine = divided_engine(has_still_tokens=has_still_tokens)
     for request_id in range(n_streams):
         engine.submit(request_id, SHORT[request_id : 20 + request_id])

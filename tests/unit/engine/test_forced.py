@@ -1,4 +1,5 @@
-"""Text that a constraint forces is given to the stream: nothing else about an answer changes."""
+"""Text that a constraint forces is inserted into the stream; nothing else about an answer
+changes."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ VALUES: list[dict[str, Any]] = [
 
 
 COUNTS = [14, pytest.param(500, marks=pytest.mark.long)]
-"""How many constraints are compared; of each seven, two are no schemas."""
+"""Number of constraints to compare; two of each seven are not schemas."""
 
 
 def schema(seed: int) -> dict[str, Any]:
@@ -41,7 +42,7 @@ def schema(seed: int) -> dict[str, Any]:
 
 
 def constraint(seed: int) -> Constraint:
-    """A schema, or with some seeds a choice or a forced call."""
+    """Return a schema, or with some seeds a choice or a forced call."""
     if seed % 7 == 1:
         choices = ("the first choice", "the second choice", "none of them")
         return constrain(Choices(choices, "choices")).constraint
@@ -62,7 +63,7 @@ def submitted(engine: RealEngine, seed: int, temperature: float, **options: Any)
 
 
 def drawn(engine: RealEngine, seed: int, temperature: float, **options: Any) -> int:
-    """The same request, with nothing forced: each of its tokens is drawn."""
+    """Return the answer to the same request with every token sampled."""
 
     def free(self: Sampler, *args: Any) -> None:
         made(self, *args)
@@ -74,7 +75,7 @@ def drawn(engine: RealEngine, seed: int, temperature: float, **options: Any) -> 
 
 
 def is_canonical(engine: RealEngine, seed: int, tokens: list[int]) -> bool:
-    """Whether the tokens split what the constraint forces as the tokenizer does."""
+    """Whether the tokens split the forced text like the tokenizer."""
     follower = engine.vocabulary.follow(constraint(seed))
     for at, token in enumerate(tokens):
         forced = follower.forced()
@@ -86,13 +87,12 @@ def is_canonical(engine: RealEngine, seed: int, tokens: list[int]) -> bool:
 
 @dataclass
 class Compared:
-    """What answers with forced tokens have taken, beside the same ones of which each token is
-    drawn."""
+    """Compares answers with forced tokens to the same ones with every token sampled."""
 
     n_own_splits: int = 0
-    """Answers in which the model splits forced text in another way than the tokenizer."""
+    """Answers in which the model splits forced text differently from the tokenizer."""
     n_rounded: int = 0
-    """Drawn answers that differ: rounding depends on how many rows a batch has."""
+    """Sampled answers that differ, because rounding depends on the rows of a batch."""
     n_tokens: int = 0
     n_steps: int = 0
     n_steps_drawn: int = 0
@@ -184,8 +184,8 @@ def test_streams_beside_each_other_say_what_they_say_alone(
 
 
 def test_given_tokens_and_prompts_share_a_batch(engine: RealEngine) -> None:
-    """Several tokens may be given at once, to several streams: together with a prompt they would be
-    more rows than a batch has."""
+    """Several streams may get several forced tokens at once, which together with a prompt would
+    exceed the rows of a batch."""
     small = RealEngine(slots=3, kv_unified=True, batch=8, prefill_budget=8)
     asked = [submitted(small, 1, 0.0), submitted(small, 2, 0.0)]
     while not all(map(small.text, asked)):

@@ -1,4 +1,4 @@
-"""The intake on the bundled model: whatever a request holds, it is that request's affair alone."""
+"""The intake on the bundled model: whatever a request contains affects only that request."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TEMPLATE = "{% for m in messages %}{{ m.content.strip() }}{% endfor %}"
 
 
 class Front:
-    """An intake whose loop does not turn, and what it has sent."""
+    """An intake whose loop does not run, and the events that it has sent."""
 
     def __init__(self) -> None:
         self.engine = RealEngine()
@@ -62,7 +62,7 @@ class Front:
         return self.sent.get(timeout=30)
 
     def until(self, request_id: int, kind: type[Event]) -> list[Event]:
-        """What is sent of a request up to an event of this kind."""
+        """Return the events of a request up to one of this kind."""
         events: list[Event] = []
         while not (events and isinstance(events[-1], kind)):
             if getattr(event := self.next(), "request_id", None) == request_id:
@@ -74,7 +74,7 @@ class Front:
 def front() -> Iterator[Front]:
     front = Front()
     yield front
-    # The lane for long texts may still be at one that was cancelled: wait until it is not.
+    # Wait until the thread for long texts has finished a cancelled one.
     front.intake.handle(Submit(99, Tokenize("x" * 2 * LONG_WORK)))
     while getattr(front.next(), "request_id", None) != 99:
         pass
@@ -126,7 +126,7 @@ def test_nobody_waits_for_another_s_long_text_and_a_cancel_overtakes_it(front: F
 
 @pytest.mark.parametrize("counts", [False, True])
 def test_a_prompt_of_many_media_tells_that_it_moves(front: Front, counts: bool) -> None:
-    """To decode all of them may take longer than an engine may stand still."""
+    """Decoding all of them may take longer than the stall timeout."""
     sounds = tuple(Medium("audio", bytes([n]) * 9, f"messages[0].content[{n}]") for n in range(3))
     prompt = ChatPrompt(({"role": "user", "content": [{"type": "audio"}] * 3},), media=sounds)
     if counts:

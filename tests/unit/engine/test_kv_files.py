@@ -1,4 +1,4 @@
-"""Stored prefixes as files: what is found in a folder, what is believed of it, what gives way."""
+"""Stored prefixes as files: which are found in a folder, trusted and evicted."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def opened(
 
 
 def stored(store: Disk, state: State) -> None:
-    """Write a state, and wait for that."""
+    """Write a state, and wait until it is stored."""
     written: list[bool] = []
     store.write(state, lambda: written.append(True))
     until(lambda: bool(written), lambda: "nothing is written")
 
 
 def read_back(store: Disk, tokens: Iterable[int]) -> tuple[Path, State | None]:
-    """The file that holds the most of these tokens, and its state if it can be used."""
+    """Return the file with the longest prefix of these tokens, and its state if it is usable."""
     found = store.longest([*tokens], NOBODYS)
     assert found is not None
     got: list[State | None] = []
@@ -88,7 +88,7 @@ def test_a_file_is_read_as_it_was_written_and_is_its_users_alone(tmp_path: Path)
 
 
 def test_a_state_may_be_restored_while_it_is_written(tmp_path: Path) -> None:
-    """Its head is written into for that."""
+    """Although restoring writes into its head."""
     data = bytearray(8 << 20)
     written: list[Entry] = []
     one = state(range(40), memoryview(data))
@@ -200,7 +200,7 @@ def test_the_longest_unused_gives_way(tmp_path: Path) -> None:
 
 
 def test_a_clock_that_was_wrong_fills_no_store_for_good(tmp_path: Path) -> None:
-    """Files of a time to come would be the last to give way, until it comes."""
+    """Files with a future time would be evicted last until that time."""
     others = opened(tmp_path, limit_bytes=3500, binding="c" * 64)
     for first in range(3):
         stored(others, state(range(first, first + 10), bytes(1000)))
@@ -215,7 +215,7 @@ def test_a_clock_that_was_wrong_fills_no_store_for_good(tmp_path: Path) -> None:
 
 
 def test_of_many_files_few_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The engine looks for a prefix while all streams wait."""
+    """All streams wait while the engine searches for a prefix."""
     key = opened(tmp_path)._secret
     for number in range(300):
         tokens = [*range(64), 1000 + number, *range(200)]
@@ -235,8 +235,8 @@ def test_of_many_files_few_are_compared(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_all_bytes_of_the_folder_count(tmp_path: Path) -> None:
-    """Those around a state, and those that an engine which died has left, until it is sure that
-    nobody goes on with them."""
+    """Including those around a state, and leftovers of a dead engine until nobody can still be
+    writing them."""
     store = opened(tmp_path, limit_bytes=4600)
     left, abandoned = tmp_path / "left.part", tmp_path / "abandoned.part"
     for each, age in ((left, 0), (abandoned, 7200)):
@@ -298,7 +298,7 @@ def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path, mode: int)
 def test_a_folder_that_cannot_have_a_secret_is_left_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A full disk, or a file system without links; a start that fails is tried again and again."""
+    """On a full disk, or a file system without links, because a failing start may be repeated."""
 
     def refuses(*_: object) -> None:
         raise PermissionError(1, "Operation not permitted")
@@ -307,7 +307,7 @@ def test_a_folder_that_cannot_have_a_secret_is_left_as_it_was(
     with pytest.raises(ConfigError, match="cannot be used: no hard link .*: Operation not p"):
         opened(tmp_path)
     with pytest.raises(ConfigError, match="cannot be used: no hard link .*: Operation not p"):
-        check_store(tmp_path / "store")  # as `doctor` does
+        check_store(tmp_path / "store")  # like `doctor`
     assert os.listdir(tmp_path) == []
 
 

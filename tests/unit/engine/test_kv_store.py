@@ -1,4 +1,4 @@
-"""Prefixes that outlive their engine: when they are stored, and what goes on from them."""
+"""Prefixes that outlive their engine: when they are stored and reused."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_conversation_goes_on_in_the_next_engine(
         longer = so_far + some(10)
         n_cached, _ = ask(third, longer)
         assert n_cached >= 0.95 * len(longer)
-        # Another answer to the same words: a beginning of what is stored.
+        # Another answer to the same words: a prefix of what is stored.
         n_cached, _ = ask(third, prompt)
         assert n_cached >= len(prompt) - 16
     third.close()
@@ -64,7 +64,7 @@ def test_a_conversation_goes_on_in_the_next_engine(
 
 
 def keep(engine: Engine, request_id: int, prompt: bytes, max_tokens: int = 4) -> None:
-    """Answer a prompt, and wait until all is stored."""
+    """Answer a prompt, and wait until everything is stored."""
     engine.submit(request_id, prompt, max_tokens=max_tokens)
     engine.drain()
 
@@ -73,7 +73,7 @@ def keep(engine: Engine, request_id: int, prompt: bytes, max_tokens: int = 4) ->
 def test_more_conversations_than_slots_are_found_again(
     tmp_path: Path, options: dict[str, Any]
 ) -> None:
-    """The store also brings back what slots had to give up, beside running streams."""
+    """The store also restores what slots had to evict, beside running streams."""
     engine = Engine(folder=tmp_path, n_slots=2, **options)
     prompts = [bytes([ord("a") + number]) * 40 + b"?" for number in range(5)]
     for number, prompt in enumerate(prompts):
@@ -115,7 +115,7 @@ def test_a_file_is_read_where_all_of_it_fits(
 def after_another(
     folder: Path, n_slots: int, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Engine, list[Callable[[], None]]]:
-    """An engine that finds two prompts of another one, and its reads, which wait to be called."""
+    """An engine that finds two prompts of another one, and its pending reads."""
     engine = Engine(folder=folder, n_slots=1)
     for number, prompt in enumerate((b"a" * 40, b"b" * 40)):
         keep(engine, number, prompt)
@@ -130,8 +130,8 @@ def after_another(
 def test_a_read_that_nobody_waits_for_any_more_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its request was cancelled, or served from what another has read: the next read begins, and
-    what was read serves whoever comes."""
+    """If its request was cancelled or served by another read, the next read begins, and the result
+    serves later requests."""
     engine, begun = after_another(tmp_path, 3, monkeypatch)
     traffic, memory = engine.traffic, engine.cache.memory
     engine.submit(1, b"a" * 40 + b"first", max_tokens=4)
@@ -143,7 +143,7 @@ def test_a_read_that_nobody_waits_for_any_more_is_ended(
     engine.turn()
     assert isinstance(engine.end(1), Failed) and traffic.is_reading
     begun[0]()
-    while len(begun) < 2:  # the second has found what was read for the first
+    while len(begun) < 2:  # the second uses what was read for the first
         engine.turn()
     assert memory.locked_bytes == 0 and memory.states
     while not engine.has_ended(2):
@@ -159,7 +159,7 @@ def test_a_read_that_nobody_waits_for_any_more_is_ended(
 def test_nobody_waits_for_a_disk_that_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The requests are computed; when the disk answers after all, it is of use again."""
+    """The requests are computed; once the disk responds, it is used again."""
     engine, begun = after_another(tmp_path, 2, monkeypatch)
     texts = {1: b"a" * 40 + b"first", 2: b"b" * 40 + b"second", 3: b"b" * 40 + b"third"}
     for number, prompt in texts.items():
@@ -211,7 +211,7 @@ def test_nobody_waits_for_room_that_a_write_which_hangs_takes(
 def test_who_waits_for_the_disk_ends_in_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And its engine, which has nothing else to do, tells that it lives."""
+    """And the idle engine reports that it is alive."""
     engine, _ = after_another(tmp_path, 1, monkeypatch)
     engine.submit(1, b"a" * 40 + b"more", max_tokens=4, deadline=1.0)
     engine.turn()

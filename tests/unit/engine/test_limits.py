@@ -1,4 +1,4 @@
-"""The most prompt tokens of a step, which follow from how fast the device is."""
+"""The maximum of prompt tokens in a step, which depends on the speed of the device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An answer ends at a line, wherever its text is cut into pieces."""
+"""An answer ends at a line, however its text is cut into pieces."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def fed(guard: LineGuard, pieces: list[str]) -> str:
 
 @given(pieces=st.lists(LINES, max_size=8), n_indent=st.integers(1, 4))
 def test_a_line_with_too_few_blanks_ends_the_answer(pieces: list[str], n_indent: int) -> None:
-    """As llama-server cuts it: the blanks of that line stay."""
+    """Like in llama-server, the blanks of that line stay."""
     text = "".join(pieces)
     guard = LineGuard(LineLimits(n_indent))
     too_few = re.search(rf"\n[ \t]{{0,{n_indent - 1}}}(?=[^ \t])", text)
@@ -29,7 +29,7 @@ def test_a_line_with_too_few_blanks_ends_the_answer(pieces: list[str], n_indent:
 
 @given(pieces=st.lists(LINES.filter(bool), max_size=8), after=st.integers(0, 8))
 def test_after_a_time_the_next_end_of_a_line_ends_the_answer(pieces: list[str], after: int) -> None:
-    """The clock moves a second with each piece."""
+    """The clock advances a second with each piece."""
     now = 0
     guard = LineGuard(LineLimits(after_ms=1000 * after), lambda: now)
     sent = ""

@@ -1,4 +1,5 @@
-"""Guesses by lookup against a plain reading of their rule, which searches everything anew."""
+"""Guesses by lookup against a plain implementation of their rule, which searches everything
+again."""
 
 from __future__ import annotations
 
@@ -15,14 +16,14 @@ from worker.engine.speculation.lookup import Lookup
 from worker.engine.speculation.speculation import Guess
 
 END = -1
-"""Stands behind each earlier answer."""
+"""Marks the end of each earlier answer."""
 WORDS = st.lists(st.integers(0, 2), max_size=40)
 FORMS = st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=30)
-"""Tokens, and whether the form forced each."""
+"""Tokens, and whether the constraint forced each."""
 
 
 def kind_of(length: int) -> int:
-    """0 from 3 equal tokens on, then from 5, from 8 and from 16."""
+    """Return 0 from 3 equal tokens on, then 1 from 5, 2 from 8 and 3 from 16."""
     return sum(length >= least for least in (5, 8, 16))
 
 
@@ -32,8 +33,8 @@ def answered(lookup: Lookup, sequence: Sequence) -> None:
 
 
 def going_on(texts: list[list[int]], said: list[int], most: int) -> list[Guess]:
-    """What followed the last place of the last three tokens; as long as the guesses go on with a
-    text, so does the place in it."""
+    """Yield what followed the last occurrence of the last three tokens; while the guesses continue
+    a text, the position moves along in it."""
     said, guesses = said[-16:], list[Guess]()
     text, at, length = list[int](), 0, 0
     while len(guesses) < most:
@@ -85,7 +86,7 @@ def test_what_is_known_does_not_depend_on_how_often_it_was_looked_at(
 
 
 class Free:
-    """A form's follower that allows some tokens, and behind some of them forces others."""
+    """A constraint's follower that allows some tokens, and forces others after some of them."""
 
     def __init__(self, allowed: set[int], forced: dict[int, list[int]]) -> None:
         self._allowed, self._forced, self._due = allowed, forced, list[int]()
@@ -102,7 +103,7 @@ class Free:
 
 
 class Sampler:
-    """Of an answer that a form holds."""
+    """The sampler of a constrained answer."""
 
     def __init__(self, allowed: set[int], forced: dict[int, list[int]]) -> None:
         self.forced = bytearray()
@@ -135,7 +136,7 @@ def say(sequence: Sequence, tokens: Form) -> None:
 
 
 def habits(tokens: Form, before: dict[object, list[int]]) -> dict[object, list[int]]:
-    """For each token, and for any forced text (`None`), what followed so far; END is the
+    """Return, for each token and for any forced text (`None`), what followed so far; END is the
     beginning."""
     found = {last: list(then) for last, then in before.items()}
     last: object = END
@@ -157,13 +158,14 @@ def by_form(
     texts: list[list[int]],
     follower: Free,
 ) -> Iterator[Guess]:
-    """A habit that was seen twice in a row comes before what the text says, and that before what
-    was seen once; what the form refuses is none, and behind each guess comes what it forces."""
+    """A habit seen twice in a row precedes the text's continuation, which precedes one seen once;
+    guesses that the constraint refuses do not count, and each guess is followed by what it
+    forces."""
     words = [*prompt, *(token for token, _ in tokens)]
     last: object = END
     if tokens:
         last = None if tokens[-1][1] else words[-1]
-    text_at: list[int] = []  # what the text says next, as long as the guesses go on with it
+    text_at: list[int] = []  # the text's continuation, while the guesses follow it
     while True:
         text_at = text_at or [guess.token for guess in going_on(texts, words, 64)]
         n_times = in_a_row(found[last]) if last in found else 0
@@ -218,11 +220,11 @@ def test_a_form_goes_on_by_habit_and_by_what_it_forces(
         lookup.forget(sequence)
         kept += [*sequence.tokens, END]
         found = habits(each, before)
-        # An answer leaves to the next one what it has said five times in a row.
+        # A continuation seen five times in a row is kept for the next answer.
         before = {last: then for last, then in found.items() if in_a_row(then) >= 5}
     sequence = in_form(99, prompt, allowed, forced)
     say(sequence, tokens[:looked_at])
-    guesses(sequence)  # a look changes nothing
+    guesses(sequence)  # looking up changes nothing
     say(sequence, tokens[looked_at:])
     texts, free = [sequence.tokens, kept], Free(allowed, forced)
     expected = list(islice(by_form(prompt, tokens, habits(tokens, before), texts, free), 20))
@@ -247,7 +249,7 @@ def test_the_oldest_of_many_answers_are_forgotten() -> None:
 
 
 def test_the_tenant_that_was_not_served_for_longest_is_forgotten() -> None:
-    """No tenant has what another one was told."""
+    """No tenant gets another one's text."""
     lookup = Lookup()
 
     def serve(tenant: str) -> list[int]:

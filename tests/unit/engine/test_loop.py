@@ -1,4 +1,4 @@
-"""The loop and its scheduler on the byte model: what must hold whatever comes and goes."""
+"""The loop and its scheduler on the byte model: invariants for any sequence of requests."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ CONTEXT = 96
 
 
 class Engine(Driven):
-    """A loop on the byte model, with what it has sent sorted by request."""
+    """A loop on the byte model, with its events by request."""
 
     def __init__(
         self,
@@ -59,12 +59,12 @@ class Engine(Driven):
         drafter: Drafter | None = None,
         **limits: Any,
     ) -> None:
-        """`n_cells` are those of one pool. It is divided into these numbers of parts at times.
-        `folder`: of the disk tier."""
+        """`n_cells` are those of one pool, which may be divided into these numbers of parts.
+        `folder` is that of the disk tier."""
         super().__init__()
         self.now = 0.0
         self.asked: dict[int, tuple[bytes, InferenceRequest]] = {}
-        """Requests whose answers were not looked at yet."""
+        """Requests whose answers have not been checked yet."""
         if not n_cells or not limits.get("unified"):
             n_cells = n_slots * CONTEXT
         given: dict[str, Any] = dict(batch=32, prefill_budget=8, memory_bytes=2000, cell_bytes=2.0)
@@ -108,14 +108,14 @@ class Engine(Driven):
         return sequence
 
     def ask(self, request_id: int, prompt: bytes, n_system: int = 0) -> int:
-        """Run a request to its end; returns how many of its tokens were not computed again."""
+        """Run a request to its end; returns its number of cached tokens."""
         self.submit(request_id, prompt, max_tokens=8).n_system = n_system
         self.run()
         assert self.have_finished(request_id)
         return self.cached_tokens(request_id)
 
     def run(self, max_turns: int = 5000) -> None:
-        """Until nothing is left to do."""
+        """Run until nothing is left to do."""
         self.turn()
         for _ in range(max_turns):
             if not self.scheduler.has_work:
@@ -124,7 +124,7 @@ class Engine(Driven):
         raise AssertionError(f"not idle after {max_turns} steps")
 
     def drain(self) -> None:
-        """Until all is computed, read and written."""
+        """Run until everything is computed, read and written."""
         self.turn()
         traffic = self.loop.traffic
         while self.scheduler.waiting or self.scheduler.running or (traffic and traffic.is_writing):
@@ -140,7 +140,7 @@ class Engine(Driven):
         assert self.cache.cells_running + self.cache.cells_cached == self.runner.n_used
 
     def check_answers(self) -> None:
-        """Whoever has finished without a stop said what its prompt is answered with."""
+        """Check that each request that ended without a stop has its prompt's answer."""
         for request_id in [each for each in self.asked if self.has_ended(each)]:
             prompt, request = self.asked.pop(request_id)
             n_most, length = request.max_tokens, self.runner.context_length
@@ -160,7 +160,7 @@ class Engine(Driven):
         return last
 
     def check_order(self, request_id: int) -> None:
-        """Started once and first, exactly one terminal event and nothing behind it."""
+        """Check that it started once and first, with exactly one terminal event, which is last."""
         events = self.events[request_id]
         started = [i for i, e in enumerate(events) if isinstance(e, Started)]
         ends = [i for i, e in enumerate(events) if isinstance(e, Finished | Failed)]
@@ -173,14 +173,15 @@ class Engine(Driven):
         return max(computed.values()) == 1
 
     def check_idle(self) -> None:
-        """Nothing is held but what is kept for reuse."""
+        """Check that nothing is held except what is kept for reuse."""
         assert not self.loop._sequences
         assert self.stats is not None
         assert self.stats.kv_cells_used == self.stats.kv_cells_cached == self.runner.n_used
 
 
 def answered_with(n_tokens: int, begin: bytes = b"", n_own: int = 1) -> list[bytes]:
-    """Prompts that begin so, have `n_own` bytes of their own and are answered with so many."""
+    """Find prompts with this prefix and `n_own` bytes of their own, by the length of their
+    answer."""
     prompts = (begin + bytes([number]) * n_own for number in range(256))
     return [p for p in prompts if len(expected_answer(p, n_tokens, CONTEXT)) == n_tokens]
 
@@ -194,9 +195,9 @@ jobs = st.lists(
     st.tuples(
         prompts,
         st.integers(1, 40),  # max_tokens
-        st.integers(0, 12),  # turns until the next arrival
+        st.integers(0, 12),  # steps until the next arrival
         st.sampled_from([None, None, "a", "b"]),  # cache_salt
-        st.sampled_from([None, None, None, 0, 3, 9]),  # cancelled after so many turns
+        st.sampled_from([None, None, None, 0, 3, 9]),  # cancelled after this many steps
         st.booleans(),  # deterministic
         st.sampled_from([(), (), ((0, 1.0),), ((0, 0.5), (1, 1.0))]),  # adapters
     ),
@@ -263,7 +264,7 @@ def test_every_request_ends_once_with_its_own_text_and_leaves_nothing(
         elif isinstance(end.error, Cancelled):
             assert expected.startswith(engine.text(request_id))
         else:
-            # Only one that cannot fit beside anything: alone, and still no room.
+            # Only a request that does not fit even when it is alone.
             assert isinstance(end.error, VramOom)
             assert "no_room" in outcomes
     engine.check_idle()
@@ -290,7 +291,7 @@ def test_decoding_goes_on_while_a_long_prompt_is_computed() -> None:
 def test_a_request_has_started_before_its_first_step_is_computed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A step takes a long prompt a second, in which it counted as waiting for a slot."""
+    """A step of a long prompt takes a second, in which it used to count as waiting for a slot."""
     engine = Engine()
     compute, told = engine.runner.decode, list[list[type[Event]]]()
 
@@ -309,7 +310,7 @@ def test_a_request_has_started_before_its_first_step_is_computed(
 def test_the_progress_of_a_prompt_that_starts_over_only_grows(
     n_turns: int, reports_progress: bool
 ) -> None:
-    """And none is told of a prompt whose answer has begun."""
+    """And no progress is reported once the answer has begun."""
     engine = Engine(prefill_budget=4, prefix_cache=False, memory_bytes=0)
     first, second, *_ = answered_with(50, n_own=40)
     engine.submit(1, first, max_tokens=50)
@@ -371,8 +372,8 @@ def test_a_failing_batch_fails_the_youngest_request_alone(recurrent: bool) -> No
 def test_whoever_comes_after_a_first_batch_that_was_not_computed_is_served(
     n_slots: int, unified: bool, divisions: tuple[int, ...], fault: Any
 ) -> None:
-    """What was copied for a request that leaves in its first batch blocks nobody, be it copied
-    from another slot or from memory."""
+    """A copy for a request that is cancelled in its first batch blocks nothing, whether it is from
+    another slot or from memory."""
 
     def fails(span: Span, salt: str | None) -> bool:
         raise InferenceFailed("the projector fails")
@@ -448,7 +449,7 @@ def test_a_stop_ends_the_stream_and_is_not_sent() -> None:
 
 
 def test_another_engine_finds_the_stops_that_the_first_would_have() -> None:
-    """Those that begin before `min_tokens` are none."""
+    """Stops that begin before `min_tokens` do not count."""
     prompt = b"a prompt"
     answer = expected_answer(prompt, 12, CONTEXT)
     assert len(answer) == 12

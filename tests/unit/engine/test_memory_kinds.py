@@ -1,8 +1,9 @@
-"""Concurrent streams on each kind of memory say what each says alone.
+"""Concurrent streams on each kind of memory have the same texts as alone.
 
-Random models, so that every wrong cell or state shows. Without flash attention, which rounds to
-half precision differently for one row and for many (0.03 in these logits), sums in another order
-move a logit by less than 1e-5: a text may differ only where the two best are that close.
+The models are random, so that every wrong cell or state has an effect. Without flash attention,
+which rounds to half precision differently for one row and for many (0.03 in these logits), another
+order of sums moves a logit by less than 1e-5: texts may differ only where the two best are that
+close.
 """
 
 from __future__ import annotations
@@ -22,15 +23,14 @@ from tests.support.real_engine import RealEngine, random_tokens
 from worker.wire.adapters import Applied
 
 ROUNDING = 1e-4
-"""Two logits that are nearer than this may change places."""
+"""Two logits that are closer than this may swap places."""
 SLOTS, ANSWER = 4, 48
 CASES = [(kind, unified) for kind in KINDS if kind != "experts" for unified in (False, True)]
-"""Experts' memory is a windowed model's."""
+"""Models with experts have the memory of windowed ones."""
 
 
 class Alone:
-    """Greedy answers, each computed by itself from its first token on; `options` are what they may
-    be asked for with."""
+    """Greedy answers, each computed alone from its first token on, with request `options`."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Alone:
     def _answer(
         self, prompt: tuple[int, ...], adapters: Applied, option: int
     ) -> tuple[list[int], list[float]]:
-        """Token ids, and the margin of each over the second best."""
+        """Return token ids, and the margin of each over the second best."""
         asked = {"max_tokens": ANSWER, "ignore_eos": True, **self._options[option], "logprobs": 2}
         request_id = self._engine.submit(prompt, adapters=adapters, **asked)
         self._engine.run()
@@ -62,7 +62,7 @@ class Alone:
     def differs(
         self, prompt: tuple[int, ...], ids: list[int], adapters: Applied = (), option: int = 0
     ) -> str | None:
-        """What is wrong with an answer, if anything is."""
+        """Return the difference of an answer, if any."""
         expected, margins = self.answer(prompt, adapters, option)
         for index, (own, other) in enumerate(zip(expected, ids, strict=False)):
             if own != other:
@@ -71,7 +71,7 @@ class Alone:
         return None
 
     def asked(self, engine: RealEngine, prompt: tuple[int, ...]) -> tuple[int, list[int]]:
-        """Ask an engine the same, which says the same; returns the number of cached tokens, and the
+        """Check that an engine gives the same answer; returns the number of cached tokens, and the
         answer."""
         request_id = engine.submit(prompt, max_tokens=ANSWER, ignore_eos=True)
         engine.run()
@@ -88,7 +88,7 @@ def test_what_was_computed_is_used_again(kind: Kind, kv_unified: bool) -> None:
     )
     some = functools.partial(random_tokens, random.Random(1))
     ask = functools.partial(alone.asked, engine)
-    # A conversation goes on, and its last turn is asked once more.
+    # A conversation continues, and its last turn is repeated.
     prompt = some(150)
     for _ in range(3):
         _, ids = ask(prompt)
@@ -98,7 +98,7 @@ def test_what_was_computed_is_used_again(kind: Kind, kv_unified: bool) -> None:
         n_cached, _ = ask(longer)
         assert n_cached >= len(longer) - 16
         prompt = longer
-    # Others begin alike: the second one shows where, the third has it from there.
+    # Others share a prefix: the second one reveals it, the third reuses it.
     beginning = some(100)
     ask(beginning + some(60))
     ask(beginning + some(60))
@@ -140,8 +140,8 @@ def test_a_prompt_cancelled_within_its_batch_leaves_nothing_wrong(
 
 @pytest.mark.parametrize("kind", ["dense", "hybrid"])
 def test_no_state_is_read_or_written_where_a_copy_waits(kind: Kind) -> None:
-    """llama.cpp makes a copy between the parts of a split pool with the next batch. A state that
-    was written over its source until then would be what is copied."""
+    """llama.cpp makes a copy between the parts of a split pool with the next batch. If a state
+    overwrote its source before that, the state would be copied."""
     engine = RealEngine(3, path=random_model(kind), flash_attention="off")
     context, told = engine.context, tuple(range(300, 360))
     engine.generate(told, max_tokens=1)

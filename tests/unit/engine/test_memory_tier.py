@@ -1,4 +1,4 @@
-"""What idle slots keep goes to memory, and comes back when a prompt goes on from it."""
+"""Cells of idle slots go to memory, and are restored when a prompt continues from them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def pooled(**limits: Any) -> Engine:
 @pytest.mark.parametrize("kind", [{}, {"recurrent": True}, {"window": 8}])
 @pytest.mark.parametrize("unified", [False, True])
 def test_what_slots_gave_up_comes_back(unified: bool, kind: dict[str, Any]) -> None:
-    """In one pool, each prompt is computed beside no idle cells."""
+    """In one pool, each prompt is computed without idle cells."""
     engine = Engine(n_slots=2, unified=unified, memory_bytes=4000, **kind)
     engine.scheduler.pace.seconds_per_prompt_token = SECOND_PER_TOKEN
     prompts = [bytes([ord("a") + number]) * 40 for number in range(5)]
@@ -131,8 +131,8 @@ def test_what_the_next_request_would_push_out_is_copied_while_nothing_runs() -> 
 def test_agents_compute_only_what_is_new(
     unified: bool, at_once: int, n_system: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Twenty conversations in eight slots, each with more turns than one. A long common beginning
-    tempts each to take over the cells of another, whose own part must not be lost."""
+    """Twenty conversations with several turns in eight slots. Because of a long common prefix, each
+    could take over the cells of another, whose own part must not be lost."""
     monkeypatch.setattr(test_loop, "CONTEXT", 512)
     engine = Engine(
         n_slots=8,
@@ -142,7 +142,7 @@ def test_agents_compute_only_what_is_new(
         batch=512,
         prefill_budget=256,
     )
-    if not unified:  # there a common beginning is copied
+    if not unified:  # there a common prefix is copied
         engine.cache.limits = replace(engine.cache.limits, copy_seconds=10 * SECOND_PER_TOKEN)
     engine.scheduler.pace.seconds_per_prompt_token = SECOND_PER_TOKEN
     choose = random.Random(3)
@@ -163,7 +163,7 @@ def test_agents_compute_only_what_is_new(
         engine.submit(request_id, told[number], max_tokens=10)
     engine.run()
     n_cached = sum(map(engine.cached_tokens, range(20 * 5)))
-    # Of each turn 30 tokens are new, of the first turns 60 and the common beginning.
+    # Each turn has 30 new tokens, the first ones 60 and the common prefix.
     n_new = n_system + 20 * 60 + 80 * 30
     assert n_prompt - n_cached < 1.1 * n_new
 
@@ -208,7 +208,7 @@ def test_shared_cells_are_counted_once_whoever_leaves_first(data: st.DataObject)
 def test_conversations_in_turn_say_what_each_says_alone(kind: Kind) -> None:
     some, alone = partial(random_tokens, random.Random(7)), Alone(kind)
     engine = RealEngine(4, path=random_model(kind), flash_attention="off", kv_unified=True)
-    engine.loop.carrier._clock = lambda: 0.0  # a copy pays, however busy the machine is
+    engine.loop.carrier._clock = lambda: 0.0  # copies are worth it, however busy the machine is
     told = [some(120) for _ in range(5)]  # more than there are slots
     for turn in range(3):
         for number, so_far in enumerate(told):
@@ -220,14 +220,14 @@ def test_conversations_in_turn_say_what_each_says_alone(kind: Kind) -> None:
 
 @pytest.mark.parametrize("kind", ["dense", "hybrid"])
 def test_a_copy_and_a_state_that_come_together_do_not_mix(kind: Kind) -> None:
-    """llama.cpp copies between the parts of a split pool with the next batch, and writes a state at
-    once: over the cells that are still to be copied, if both are planned together."""
+    """llama.cpp copies between the parts of a split pool with the next batch, but writes a state at
+    once: it would overwrite cells still to be copied if both were planned together."""
     some, alone = partial(random_tokens, random.Random(7)), Alone(kind)
     engine = RealEngine(2, path=random_model(kind), flash_attention="off")
     saved, other, longest = some(150), some(150), some(300)
     for prompt in (saved, other, longest):  # the third takes the slot of the first
         engine.generate(prompt, max_tokens=8, ignore_eos=True)
-    for n_common in (0, 100):  # the second shows hybrid memory where to be cut
+    for n_common in (0, 100):  # the second shows where to cut hybrid memory
         engine.generate(longest[:n_common] + some(60), max_tokens=8, ignore_eos=True)
         engine.generate(longest + some(5), max_tokens=8, ignore_eos=True)
     prompts = [longest[:100] + some(30), saved + some(30)]
@@ -242,7 +242,7 @@ def test_a_copy_and_a_state_that_come_together_do_not_mix(kind: Kind) -> None:
 
 
 def test_a_request_does_not_start_before_it_fits() -> None:
-    """What a stream shared with another one is its own, once the other is gone."""
+    """Shared cells belong to the remaining stream once the other is gone."""
     engine = Engine(n_slots=3, n_cells=110, unified=True)
     common = b"system" * 8
     engine.submit(1, answered_with(20, common)[0], max_tokens=20)

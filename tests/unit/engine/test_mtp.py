@@ -1,5 +1,5 @@
-"""Guesses by a model's own layers for multi-token prediction: streams say what they say without,
-and what the layers have read in pieces is what they would have read at once."""
+"""Guesses by a model's own layers for multi-token prediction: texts are the same as without, and
+reading in pieces gives the layers the same state as reading at once."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def head_of(engine: RealEngine) -> Head:
 
 
 def check_cells(engine: RealEngine) -> None:
-    """That the head's cells hold tokens without a gap, up to the last that it counts."""
+    """Check that the head's cells have tokens without a gap, up to the last that it counts."""
     head = head_of(engine)
     assert head._context.last_position(0) in (-1, len(head._tokens) - 1)
 
@@ -78,7 +78,7 @@ def test_a_stream_says_the_same_with_guesses(
 
 
 def logits_of_head(engine: RealEngine, request_id: int, token: int) -> npt.NDArray[np.float32]:
-    """Behind a token that a running stream's tokens end with, or its next one."""
+    """Return the head's logits after the last token of a running stream, or after its next one."""
     sequence, head = engine.loop._sequences[request_id], head_of(engine)
     if sequence.tokens[-1] != token:
         sequence.tokens[-1] = token
@@ -90,7 +90,7 @@ def logits_of_head(engine: RealEngine, request_id: int, token: int) -> npt.NDArr
 
 @pytest.mark.parametrize("kv_unified", [False, True])
 def test_what_was_read_in_pieces_is_what_is_read_at_once(kv_unified: bool) -> None:
-    """Through guesses right and wrong, a conversation's turns and other streams between."""
+    """With right and wrong guesses, turns of a conversation and other streams in between."""
     engine = predicting(slots=3, kv_unified=kv_unified, flash_attention="off")
     fresh = predicting(slots=3, flash_attention="off", prefix_cache=False)
     guessed(engine)
@@ -117,7 +117,7 @@ def test_what_was_read_in_pieces_is_what_is_read_at_once(kv_unified: bool) -> No
         differs = np.abs(told - at_once(tokens)).max()
         without = np.abs(told - at_once(tokens[-20:])).max()
         print(turn, differs, without)
-        # From turn to turn, the state before the first token that is computed is not known.
+        # At each turn, the state before the first computed token is unknown.
         assert differs < (0.1 if turn else 0.001) * without
         engine.run()
         prompt = (*prompt, *engine.ids(request_id)[: 60 - 20 * (turn % 2)], *some(30))
@@ -127,7 +127,7 @@ def test_what_was_read_in_pieces_is_what_is_read_at_once(kv_unified: bool) -> No
 
 
 def test_streams_that_come_and_go_say_what_they_say_without(plain: RealEngine) -> None:
-    """Guesses for whoever is alone; some are cancelled, in their prompt or in their answer."""
+    """Guesses for single streams; some are cancelled, in their prompt or in their answer."""
     engine = predicting(slots=4, kv_unified=True, n_cells=900)
     speculation = guessed(engine)
     dice = random.Random(8)
@@ -185,7 +185,7 @@ def test_what_was_read_is_kept_for_the_same_tenant_and_adapters_alone(tmp_path: 
 
 
 def test_hidden_states_have_the_names_that_are_looked_up() -> None:
-    """They belong to no API of llama.cpp's: a new pin may have others."""
+    """They are not in llama.cpp's API, so a new pinned version may have other names."""
     assert library.hidden_states().row is not None
 
 
@@ -203,7 +203,7 @@ def test_a_llama_cpp_without_hidden_states_is_refused(monkeypatch: pytest.Monkey
 
 
 def test_hidden_states_are_those_of_each_row(plain: RealEngine) -> None:
-    """Also where a split pool computes the rows of a batch in another order."""
+    """Even if a split pool computes the rows of a batch in another order."""
     model = Model(str(random_model("predicting")), LoadOptions(mtp=True))
     found = []
     for slots, order in ((1, [0]), (3, [2, 0, 1])):

@@ -1,4 +1,4 @@
-"""What llama.cpp logs: its warnings and errors are told, but for those that are no trouble."""
+"""llama.cpp's log: its warnings and errors are logged, except harmless ones."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""NaN that one request computes reaches no other: llama.cpp masks cells of others by adding to
-their scores, and NaN outlasts any sum."""
+"""NaN of one request does not reach others, although llama.cpp masks the cells of others by adding
+to their scores, which keeps NaN."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ REFRAIN = "One, two, three, one, two, three, one, two, three, one, two,"
 
 @pytest.fixture(scope="module")
 def broken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
-    """A model whose embedding of one token, the last, is no number, as that of tokens that no
-    training text has may be; and that token."""
+    """Return a model whose embedding of the last token is NaN, as may happen for untrained tokens;
+    and that token."""
     return break_one("dense", tmp_path_factory.mktemp("broken"))
 
 

@@ -1,4 +1,4 @@
-"""The prompt budget of a step on a simulated machine whose costs are known."""
+"""The prompt budget of a step on a simulated machine with known costs."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ Machine = Callable[[int, int], float]
 
 
 def linear(n_decoding: int, n_prompt: int) -> float:
-    """10 ms a step and 2 ms a row on top, 0.1 ms a prompt token."""
+    """10 ms per step plus 2 ms per row and 0.1 ms per prompt token."""
     return (0.010 + 0.002 * n_decoding if n_decoding else 0.0) + 0.0001 * n_prompt
 
 
 def bent(n_decoding: int, n_prompt: int) -> float:
-    """As memory-bound devices are: the first 64 rows cost what one does."""
+    """Like memory-bound devices: the first 64 rows cost the same as one."""
     return 0.020 + 0.0001 * max(n_decoding + n_prompt - 64, 0)
 
 
 def steps(pace: Pace, machine: Machine, n_decoding: int, count: int = 30) -> list[float]:
-    """What the steps take while a prompt joins, once the machine was seen without one."""
+    """Return the times of steps while a prompt joins, after steps without one."""
     pace.measured(0, 512, machine(0, 512))
     pace.measured(n_decoding, 0, machine(n_decoding, 0))
     seconds = []
@@ -45,7 +45,8 @@ def test_steps_come_near_the_target_and_stay_below(machine: Machine, n_decoding:
 
 
 def test_prompts_fill_whole_tiles() -> None:
-    """Rows that fill none take a multiple of the time: a fewer-is-cheaper rule would stay there."""
+    """Rows of a partial tile take a multiple of the time, where a fewer-is-cheaper rule would get
+    stuck."""
 
     def tiled(n_decoding: int, n_prompt: int) -> float:
         tiles, rest = divmod(n_prompt, TILE_TOKENS)
@@ -90,7 +91,7 @@ def test_what_rows_cost_is_learned_beside_prompts_too() -> None:
     pace = Pace(0.1, 4096)
     pace.measured(0, 512, linear(0, 512))
     pace.measured(1, 0, linear(1, 0))
-    for _ in range(20):  # sixteen streams, and never a step without a prompt
+    for _ in range(20):  # sixteen streams, and no step without a prompt
         n_prompt = pace.budget(16)
         pace.measured(16, n_prompt, linear(16, n_prompt))
     assert pace.decode_seconds(16) == pytest.approx(linear(16, 0), rel=0.2)
@@ -111,7 +112,7 @@ def test_prompts_that_wait_for_each_other_make_a_step_longer(n_prompts: int, n_t
 
 
 def test_a_tile_is_one_prompts() -> None:
-    """Each prompt in a step is a pass of its own, so two do not share what one of them fills."""
+    """Each prompt in a step is a separate pass, so two cannot share a tile."""
     first, second = (make_sequence(i, bytes(n)) for i, n in ((1, 300), (2, 200)))
 
     def shares(budget: int, *, oldest_first: bool) -> dict[int, int]:
@@ -138,7 +139,7 @@ def test_the_second_row_counts_as_a_step_until_it_is_measured() -> None:
 
 
 def test_fewer_rows_take_no_longer_than_more_do() -> None:
-    """While all steps have guesses, none is measured without."""
+    """While all steps have guesses, none is measured without them."""
     pace = Pace(1.0, 64)
     pace.measured(1, 0, 0.02)
     pace.measured(4, 0, 0.01)

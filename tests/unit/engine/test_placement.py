@@ -1,4 +1,4 @@
-"""Holes between slots: what a split cache would pay for them, simulated and on llama.cpp."""
+"""Gaps between slots, and their cost in a split cache, simulated and on llama.cpp."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def test_arrivals_and_ends_leave_hardly_a_hole_among_64_slots() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_conversations_keep_their_cells_while_there_is_a_slot_for_each(seed: int) -> None:
-    """Eight conversations in eight slots, four turns at a time. To compute one again costs as much
-    as a hundred passes over all weights, as one of a thousand tokens does on a CPU."""
+    """Eight conversations in eight slots, four turns at a time. Computing one again costs as much
+    as a hundred passes over all weights, like one of a thousand tokens on a CPU."""
     engine = Engine(n_slots=8, batch=96, prefill_budget=64)
     decode = engine.runner.decode
 

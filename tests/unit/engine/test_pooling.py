@@ -1,4 +1,4 @@
-"""Texts of several requests share a decode: who comes when, and what a fault costs. No model."""
+"""Texts of several requests share a decode: their order, and the cost of faults. No model."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ BAD = 13
 
 
 class Fake(PooledContext):
-    """Computes a text as its own tokens' sum and number and the number of adapters, and remembers
-    the groups."""
+    """Returns the sum and number of a text's tokens and the number of adapters, and records the
+    groups."""
 
     most_texts, most_tokens, token_bytes = 4, 20, 0
 
@@ -111,8 +111,8 @@ request = st.lists(st.integers(1, 30), min_size=1, max_size=9)
 
 @given(st.lists(st.one_of(request, st.just("turn"), st.integers(0, 20)), max_size=40))
 def test_each_request_gets_its_own_vectors_once(steps: list[list[int] | str | int]) -> None:
-    """Requests of random texts come, are cancelled and are computed, in any order; texts of two
-    tokens cannot be computed, which costs their own request alone."""
+    """Requests of random texts arrive, are cancelled and are computed, in any order; texts of two
+    tokens cannot be computed, which fails only their own request."""
     bench = Bench()
     asked: list[list[list[int]]] = []
     n_adapters: list[int] = []

@@ -1,8 +1,8 @@
-"""Requests that come, go on, are cancelled, preempted and replayed, at random: after every step the
-books of the cache say what the runner has, and in the end each text is the one computed alone.
+"""Requests that arrive, continue, are cancelled, preempted and replayed, at random: after every
+step the cache's books match the runner, and in the end each text equals the one computed alone.
 
-The same walk is done on the byte model and on llama.cpp, for each kind of memory, in a split pool
-and in one, with and without files.
+The same walk runs on the byte model and on llama.cpp, for each kind of memory, in a split pool and
+in one, with and without files.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from worker.wire.messages import Event, Failed, Finished, Token
 
 KINDS: list[Kind] = ["dense", "windowed", "hybrid", "recurrent", "convolved"]
 N_BACK = {"convolved": 7}
-"""What the memories keep from which tokens are taken back."""
+"""Number of tokens that can be removed, for the memories that allow it."""
 BYTE_KINDS = {
     "dense": {},
     "windowed": {"window": 12},
@@ -43,24 +43,23 @@ BYTE_KINDS = {
 }
 STOPS = ("ab", "e", "zqa", *(f"{letter}!" for letter in "ghijklmnopq"))
 Cells = Literal["parts", "one pool", "divided"]
-"""A part for each slot, one pool, or a pool that is divided as long as its parts are enough."""
+"""A part for each slot, one pool, or a pool that is divided while its parts are long enough."""
 LAYOUTS: list[tuple[Cells, bool]] = [
     (cells, stores) for cells in get_args(Cells) for stores in (False, True)
 ]
-"""How the cells are laid out, and whether there are files."""
+"""The layout of the cells, and whether there are files."""
 OPTIONS: list[dict[str, Any]] = [
     *({}, {}, {"logprobs": 1}, {"min_tokens": 9, "repetition_penalty": 1.3}, {"is_seeded": True}),
     *({"dry_multiplier": 0.8, "dry_allowed_length": 1}, {"temperature": 0.9, "top_k": 1}),
     *({"constraint": constraint(seed)} for seed in range(4)),
     *({"reasoning": replace(WISH, goes_on=True, budget=budget)} for budget in (0, 7)),
 ]
-"""What requests to llama.cpp ask for; answers of constraints, and those whose reasoning is closed,
-have tokens that are given."""
+"""Options of requests to llama.cpp; constrained answers and closed reasoning have forced tokens."""
 ADAPTERS: list[Applied] = [(), (), ((0, 1.0),), ((1, 1.0),), ((0, 0.5), (1, 1.0))]
 
 
 def cases(kinds: Iterable[str]) -> list[tuple[Any, tuple[Cells, bool]]]:
-    """The layouts of each kind of memory; only that of dense models is divided anew."""
+    """Return the layouts of each kind of memory; only dense models change the division."""
     return [
         (kind, layout)
         for kind in kinds
@@ -79,15 +78,15 @@ class Asked:
     deterministic: bool
     adapters: Applied = ()
     option: int = 0
-    """The number of what else it asks for, which each kind of engine takes in its way."""
+    """The index of its other options, which each kind of engine interprets."""
     request_id: int = -1
     said: list[int] = field(default_factory=list)
-    """What earlier engines have sent."""
+    """The tokens from earlier engines."""
     is_over: bool = False
 
 
 class Walk:
-    """A walk on one kind of engine; `folder` is that of its files."""
+    """A walk on one kind of engine; `folder` is for its files."""
 
     n_common, n_own, n_out, context = (34, 60), (1, 20), (1, 20), CONTEXT
     first_token, n_tokens = 97, 26
@@ -98,7 +97,7 @@ class Walk:
         self.asked: list[Asked] = []
         self.engine = self.start()
 
-    # --- what the two kinds of engines do each in its way --------------------------------------
+    # --- specific to each of the two kinds of engines --------------------------------------
 
     def start(self) -> Engine | RealEngine:
         raise NotImplementedError
@@ -107,17 +106,17 @@ class Walk:
         raise NotImplementedError
 
     def fault(self, asked: Asked, said: list[int]) -> str | None:
-        """What is wrong with what was said, the end of which may be missing."""
+        """Return the error in an answer, whose end may be missing."""
         raise NotImplementedError
 
     def end(self) -> None:
         """Stop the engine, as a crash does."""
 
     def disturb(self) -> None:
-        """Let the next batch meet with something."""
+        """Make the next batch fail in some way."""
 
     def abort(self) -> None:
-        """Compute a batch as far as the cancel of a prompt lets it come."""
+        """Compute a batch until the cancel of a prompt aborts it."""
 
     # --- the walk ------------------------------------------------------------------------------
 
@@ -145,7 +144,7 @@ class Walk:
 
     def step(self) -> None:
         choose, live = self.choose, [asked for asked in self.asked if not asked.is_over]
-        dice, is_calm = choose.random(), len(self.asked) % 9 > 4  # then streams run alone, too
+        dice, is_calm = choose.random(), len(self.asked) % 9 > 4  # then streams also run alone
         if dice < (0.05 if is_calm else 0.25) and len(live) < 12:
             self.arrive(live)
         elif 0.25 < dice < 0.29 and live:
@@ -158,7 +157,7 @@ class Walk:
                 self.ask(asked)
         elif 0.295 < dice < 0.32:
             self.disturb()
-        elif 0.32 < dice < 0.37:  # one comes alone, and leaves
+        elif 0.32 < dice < 0.37:  # one arrives alone, and leaves
             self.cancel(live)
             self.engine.turn()
             self.take_in()
@@ -248,8 +247,8 @@ class ByteWalk(Walk):
 
     @staticmethod
     def ends(asked: Asked) -> dict[str, Any]:
-        """The stops of some requests, of which some never come and hold text back, and the number
-        of tokens before which none counts. Some want log-probabilities."""
+        """Return the stops of some requests, some of which never match but hold text back, and the
+        number of tokens before which none counts. Some want log-probabilities."""
         odd, even = asked.option % 2, asked.option % 4 == 2
         logprobs = None if asked.option % 3 else 0
         return {"stop": STOPS if odd or even else (), "min_tokens": 9 * even, "logprobs": logprobs}
@@ -346,7 +345,7 @@ class RealWalk(Walk):
 
 
 class Teller(Prophet):
-    """Guesses what requests say alone, right up to a chosen token."""
+    """Guesses the answers computed alone, right up to a chosen token."""
 
     def __init__(self, walk: RealWalk) -> None:
         super().__init__(walk.choose.randrange(99))
@@ -373,8 +372,8 @@ def test_a_walk_on_the_byte_model(
 
 
 def quick_and_long() -> Iterator[Any]:
-    """Dense models in every layout; the other kinds in parts with files, and in one pool without.
-    The long walks are all of them."""
+    """Dense models in every layout; other kinds in parts with files, and in one pool without. The
+    long walks cover all."""
     for kind, (cells, stores) in cases(KINDS):
         if kind == "dense" or stores == (cells == "parts"):
             yield kind, (cells, stores), 60

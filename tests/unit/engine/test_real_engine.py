@@ -1,4 +1,4 @@
-"""The engine on llama.cpp and the bundled model: what the byte model cannot tell."""
+"""The engine on llama.cpp and the bundled model: what the byte model cannot show."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_deterministic_requests_repeat_bit_by_bit_among_other_streams(engine: Re
 
 @pytest.mark.parametrize("n_tokens", [100, 230, 300])
 def test_a_deterministic_prompt_is_computed_in_the_same_parts_beside_others(n_tokens: int) -> None:
-    """llama.cpp rounds by the rows of a batch."""
+    """llama.cpp's rounding depends on the rows of a batch."""
     prompt = tuple(300 + 7 * at % 600 for at in range(n_tokens))
     told = []
     for n_beside in (0, 2):
@@ -95,7 +95,7 @@ def test_logprobs_are_those_of_the_logits(engine: RealEngine) -> None:
 
 
 def test_a_token_begins_behind_the_text_of_those_before_it(engine: RealEngine) -> None:
-    """Some are parts of a character, and some are left out of the text."""
+    """Some are parts of a character, and some are omitted from the text."""
     pieces = engine.runner.piece
     some = [t for t in range(engine.model.n_vocab) if len(pieces(t)) < 2 or pieces(t)[-1] > 127]
     wish: dict[str, Any] = {
@@ -118,7 +118,7 @@ def test_a_cancelled_prompt_is_abandoned_within_its_batch() -> None:
     engine = RealEngine()
     request_id = engine.submit(LONG * 8, max_tokens=4)
     engine.loop.call(engine.runner.abort)
-    engine.turn()  # the abort lands in this decode: nothing of it counts
+    engine.turn()  # the abort happens in this decode, so none of it counts
     assert engine.context.last_position(0) == -1
     engine.loop.cancel(request_id)
     engine.run()

@@ -1,4 +1,4 @@
-"""Budgets of reasoning: kept to the token, whatever happens to the stream."""
+"""Budgets of reasoning are exact to the token, whatever happens to the stream."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_every_kind_of_memory_takes_given_tokens(kind: Kind) -> None:
     engine = RealEngine(path=random_model(kind))
     free, bounded = said(engine, None).ids, said(engine, 5).ids
     closing = engine.tokens_of(CLOSING)
-    n_spent = bounded.index(closing[0])  # such a model may have begun a character
+    n_spent = bounded.index(closing[0])  # such a model may have started a character
     closed = n_spent + len(closing)
     assert 5 <= n_spent <= 8 and bounded[:closed] == free[:n_spent] + closing
     assert said(engine, 5, produced=tuple(bounded[:closed])).ids == bounded[closed:]

@@ -1,5 +1,5 @@
-"""Samplers that remember, in a whole engine: an answer is the same after a crash, after preemption
-and under a constraint."""
+"""Stateful samplers in a whole engine: an answer is the same after a crash, after preemption and
+with a constraint."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from worker.wire.work import InferenceRequest
 CHAT = "<|im_start|>user\nTell me of {}.<|im_end|>\n<|im_start|>assistant\n"
 WARM: dict[str, Any] = {"temperature": 1.4, "seed": 5, "ignore_eos": True}
 COOL = WARM | {"temperature": 0.5}
-"""Other batches round otherwise, which a hot draw may notice."""
+"""Rounding depends on the batch, which may change a draw at a high temperature."""
 DRY = {"dry_multiplier": 1.5, "dry_allowed_length": 1, "dry_penalty_last_n": -1}
 REMEMBERING: dict[str, dict[str, Any]] = {
     "dry": DRY,
@@ -122,7 +122,7 @@ def test_odds_after_the_samplers(engine: RealEngine, count: int) -> None:
 
 
 class Row(NamedTuple):
-    """In place of a context: the logits of one row."""
+    """Replaces a context: the logits of one row."""
 
     values: npt.NDArray[np.float32]
 
@@ -150,7 +150,7 @@ def test_a_greedy_draw_is_the_likeliest_that_a_bias_leaves(
             left[token] += added
         if ignore_eos:
             left[list(engine.model.eog)] = -math.inf
-        # The usual draw, which takes no other than the likeliest, need not change the row.
+        # The usual draw, which can only take the likeliest, need not change the row.
         logits.flags.writeable = not forbids_only or left.argmax() != logits.argmax()
         wish = Sampling(0, temperature=0.0, ignore_eos=ignore_eos, logit_bias=tuple(bias.items()))
         context = cast(Context, Row(logits))
@@ -170,7 +170,7 @@ def test_the_odds_of_a_greedy_draw_are_certain(engine: RealEngine) -> None:
 def test_a_job_takes_what_its_sampler_learned_to_the_next_engine(
     deterministic: bool, ends: bool
 ) -> None:
-    """A deterministic answer is computed again from its beginning, so it takes nothing along;
+    """A deterministic answer is computed again from its beginning, so it takes nothing along,
     unless it was told to end its reasoning, which it would then do too early."""
     sampling = Sampling(1, mirostat=2, reasoning=ReasoningRules(("<t>",), "</t>", "</t>"))
     asked = InferenceRequest("j", "a", sampling, max_tokens=8, deterministic=deterministic)
@@ -233,7 +233,7 @@ def test_what_stands_in_for_an_end_that_may_not_be_is_certain(
 def test_what_bias_and_constraint_forbid_together_is_the_requests_fault(
     engine: RealEngine,
 ) -> None:
-    """Tried again, it would fail again; also where the text has begun."""
+    """A retry would fail again, even if the text has begun."""
     every = tuple((token, -math.inf) for token in range(engine.model.n_vocab))
     without_y = tuple((t, -math.inf) for t in range(len(every)) if b"y" in engine.model.piece(t))
     begun = Constraint('start: "x" /y+/', "grammar")

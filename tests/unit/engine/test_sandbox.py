@@ -1,4 +1,5 @@
-"""A chat template cannot fill the memory or run on, whatever it calls; what is right stays so."""
+"""A chat template cannot fill the memory or run forever, whatever it calls; valid ones still
+work."""
 
 from __future__ import annotations
 
@@ -54,7 +55,7 @@ TWINS = (
     "{% set ns = namespace(s=[1], t=[1]) %}{% for i in range(60) %}{% set ns.s = NEST(ns.s) %}"
     "{% set ns.t = NEST(ns.t) %}{% endfor %}"
 )
-"""Two equal values of 2**60 items, each made of sixty lists; who compares them never ends."""
+"""Two equal values of 2**60 items, each made of sixty lists; comparing them never ends."""
 LISTS = TWINS.replace("NEST(ns.s)", "[ns.s, ns.s]").replace("NEST(ns.t)", "[ns.t, ns.t]")
 BATCHES = TWINS.replace("NEST(ns.s)", "(ns.s + ns.s)|batch(2)|list").replace(
     "NEST(ns.t)", "(ns.t + ns.t)|batch(2)|list"
@@ -79,7 +80,7 @@ ENDLESS = [
 
 
 def rendered(source: str) -> str:
-    """Once: the probes of a new template do not come to it."""
+    """Render once, without the probes of a new template."""
     template = ChatTemplate("{% if go %}" + source + "{% endif %}", {})
     chat = ({"role": "user", "content": "x"},)
     return template.read(ChatPrompt(chat, template_kwargs={"go": True})).text()
@@ -120,7 +121,7 @@ def test_what_is_kept_while_a_template_runs_is_bounded_too(monkeypatch: pytest.M
 def test_a_chat_that_is_refused_changes_nothing_for_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Killed, out of memory, out of depth, or with lists of its own that it has changed."""
+    """Whether it was killed, ran out of memory or depth, or changed its own lists."""
     good = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}", {})
     chat = ChatPrompt(({"role": "user", "content": "x"}, {"role": "user", "content": "y"}))
     for source in (ENDLESS[-1], HUNGRY[0], "{{ ([1] * 9)|tojson }}", "{{ messages.append(1) }}"):
@@ -135,7 +136,7 @@ def test_a_chat_that_is_refused_changes_nothing_for_the_next(
 
 
 def _server(program: BoundedProgram) -> int:
-    """The process that answers; the one that forks it is our child."""
+    """Return the process that answers, which our child forks."""
     (own,) = psutil.Process(program.pid).children()
     return own.pid
 
@@ -145,7 +146,7 @@ def test_a_program_whose_asker_has_left_ends_at_once_and_says_nothing(
 ) -> None:
     """Even while the process that answers is busy, or stopped."""
     program = BoundedProgram("worker.engine.text.renderer_child")
-    program.ask(b'["", null]', 1)  # by which time it has forked the one that answers
+    program.ask(b'["", null]', 1)  # by then it has forked the answering process
     server, answers = psutil.Process(_server(program)), program._process.stdout
     server.suspend()
     assert answers is not None
@@ -157,7 +158,7 @@ def test_a_program_whose_asker_has_left_ends_at_once_and_says_nothing(
 
 @pytest.mark.parametrize("program", [renderer, decoder])
 def test_the_process_that_answers_can_open_nothing(program: Callable[[], BoundedProgram]) -> None:
-    picture_of(picture())  # by which time it has bound itself
+    picture_of(picture())  # by then it has limited itself
     ChatTemplate("x", {})
     links = Path(f"/proc/{_server(program())}/limits").read_text()
     assert re.search(r"Max open files +0 +0 ", links)
@@ -174,15 +175,15 @@ print(renderer().render("{{ a }}", {"a": "x"}, 5))
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="without it, memory is not bounded")
+@pytest.mark.skipif(sys.platform != "linux", reason="without it, memory is not limited")
 def test_a_bound_that_is_there_already_is_kept() -> None:
-    """By `ulimit -v`, and not raised, which the system refuses."""
+    """Set by `ulimit -v`; it must not be raised, which the system refuses."""
     command = [sys.executable, "-c", BOUNDED_ALREADY]
     assert subprocess.run(command, check=True, capture_output=True).stdout == b"x\n"
 
 
 def _unread(program: BoundedProgram) -> int:
-    """Bytes of requests that nobody has read."""
+    """Return the bytes of requests that have not been read."""
     assert program._process.stdin is not None
     found = fcntl.ioctl(program._process.stdin, termios.FIONREAD, bytes(4))
     return int.from_bytes(found, "little")
@@ -207,7 +208,7 @@ def test_a_decoder_that_runs_on_or_dies_costs_its_own_medium_alone(
         asked = pool.submit(picture_of, picture())
         while not _unread(decoder()):
             time.sleep(0.01)
-        os.kill(server, signal.SIGKILL)  # as a fault of native code would
+        os.kill(server, signal.SIGKILL)  # like a fault of native code
         with pytest.raises(InvalidRequest, match="x: it cannot be decoded"):
             asked.result()
     assert picture_of(picture()) == whole

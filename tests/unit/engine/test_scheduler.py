@@ -1,4 +1,4 @@
-"""The scheduler alone: plans, without a runner that computes them."""
+"""The scheduler alone: plans without a runner."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def scheduler_of(n_slots: int = 4, **more: Any) -> Scheduler:
 
 
 def goes_on(scheduler: Scheduler, n_steps: int = 1) -> Step:
-    """Plan steps, and say that each was computed: a token is drawn where a prompt has ended."""
+    """Plan steps and mark each as computed: a token is drawn where a prompt has ended."""
     for _ in range(n_steps):
         step = scheduler.plan()
         if step.chunks:
@@ -35,7 +35,7 @@ def goes_on(scheduler: Scheduler, n_steps: int = 1) -> Step:
 
 
 def begins(step: Step, sequence: Sequence) -> int:
-    """How many of its tokens a sequence has before a step computes more."""
+    """Return the number of a sequence's tokens before a step computes more."""
     return next(chunk.start for chunk in step.chunks if chunk.sequence is sequence)
 
 
@@ -90,8 +90,8 @@ KINDS: list[dict[str, Any]] = [
 def test_groups_of_equal_adapters_take_turns_of_a_few_steps(
     kinds: list[dict[str, Any]], seconds: float
 ) -> None:
-    """A batch has one set of adapters, and all of the group; nobody waits for longer than one turn
-    of each other group. Where steps take long, a turn is one step."""
+    """A batch has one set of adapters and all of its group; no group waits for more than one turn
+    of each other group. If steps take long, a turn is one step."""
     scheduler = scheduler_of(6, inter_token_seconds=0.2)
     for n_rows in range(1, 7):
         scheduler.pace.measured(n_rows, 0, seconds)
@@ -121,7 +121,7 @@ def test_groups_of_equal_adapters_take_turns_of_a_few_steps(
 
 
 def test_a_prompt_keeps_the_pace_of_streams_with_other_adapters() -> None:
-    """It has no rows of theirs beside it, and they wait for its step all the same."""
+    """Its step has no rows of these streams, but they wait for it all the same."""
     scheduler = scheduler_of(2, prefill_budget=256, inter_token_seconds=0.1)
     (stream,) = added(scheduler, some(5))
     goes_on(scheduler, 3)
@@ -331,7 +331,7 @@ def test_the_oldest_prompt_of_each_group_gets_on_beside_ever_new_ones(
 
 
 def test_whoever_comes_alone_waits_for_no_batch_to_settle_a_copy() -> None:
-    """A step loses all its chunks where their moves or a picture fail, and may be the last one."""
+    """A step may lose all its chunks if their moves or a picture fail, and may be the last one."""
     scheduler = scheduler_of(2)
     (first,) = added(scheduler, some(64))
     goes_on(scheduler)

@@ -1,4 +1,4 @@
-"""What the scheduler computes alone: parts of media, and sequences on trial after NaN."""
+"""What the scheduler computes separately: parts of media, and sequences on trial after NaN."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from worker.engine.step import Chunk, Step
 
 @dataclass
 class Part:
-    """A part of a medium, as far as a plan needs it."""
+    """A part of a medium, with what a plan needs."""
 
     n_tokens: int
     at_once: bool = False

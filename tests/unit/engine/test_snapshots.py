@@ -1,4 +1,4 @@
-"""Where snapshots of memory that cannot be cut back are taken."""
+"""Positions of snapshots for memory that cannot be cut."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_guesses_are_in_no_snapshot() -> None:
     engine = Engine(n_slots=2, recurrent=True, most_back=5, drafter=Wrong(0))
     guessed(engine)
     first = engine.submit(1, bytes(range(40)), max_tokens=50, most_given=20)
-    while first.n_computed < 40 or first.n_left < 10:  # tokens are given to it
+    while first.n_computed < 40 or first.n_left < 10:  # it gets forced tokens
         engine.turn()
     beginning = bytes(first.tokens)
     engine.submit(2, beginning + b"for which it waits", max_tokens=4)

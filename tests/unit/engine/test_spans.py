@@ -51,7 +51,7 @@ def test_ids_name_a_part_and_tell_its_positions(
 
 
 class Hears:
-    """A projector and a decoder that make these pieces of any sound."""
+    """A projector and a decoder that split any sound into these pieces."""
 
     sample_rate = 16_000
 
@@ -79,7 +79,8 @@ def test_a_medium_of_many_parts_is_named_once() -> None:
 
 
 def test_a_medium_that_a_request_holds_is_not_decoded_again() -> None:
-    """As the choices of a prompt do; under another salt it is, as what is kept would tell."""
+    """For example for the choices of a prompt; under another salt it is, because cache hits would
+    leak."""
     hears = Hears([(1, 2), MediaChunk(3, False, 3, None), (4,), MediaChunk(2, False, 2, None)])
     decoded = hears.decoded
 

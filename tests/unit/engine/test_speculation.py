@@ -1,4 +1,4 @@
-"""Guessed tokens: nothing about an answer may change by them, and they must be worth their rows."""
+"""Guessed tokens must not change an answer, and must be worth their rows."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Prophet(Drafter):
 
 
 def guessed(engine: Engine | RealEngine, dice: random.Random | None = None) -> Speculation:
-    """An engine that tries all guesses, or with dice some, whatever they are worth and however slow
+    """An engine that tries all guesses, or random ones, whatever they are worth and however slow
     the machine is."""
     speculation = engine.loop.speculation
     assert speculation is not None
@@ -136,8 +136,8 @@ def test_right_guesses_bring_several_tokens_a_step() -> None:
 
 
 def draft_model(path: Path, batch: int = 64, n_fewer: int = 0) -> DraftModel:
-    """Of that file, with room for one sequence; it lives as long as the test session. `n_fewer`:
-    tokens at the vocabulary's end that it does not know."""
+    """Load that file, with room for one sequence; it lives as long as the test session. `n_fewer`
+    is the number of tokens at the vocabulary's end that it lacks."""
     model = Model(str(path))
     context = Context(
         model, ContextOptions(n_ctx=CONTEXT_OF_REAL, n_batch=batch, kv_types=("f32", "f32"))
@@ -202,7 +202,7 @@ SAMPLINGS: list[dict[str, Any]] = [
 
 
 def prompts(count: int) -> list[str]:
-    """Two texts that go on as they began, then made-up ones, half of which quote themselves."""
+    """Return two texts that repeat themselves, then random ones, half of which quote themselves."""
     dice = random.Random(count)
     words = sorted(set(f"{LIST} {STORY}".split()))
     made = [" ".join(dice.choices(words, k=dice.randint(3, 40))) for _ in range(count - 2)]
@@ -212,8 +212,8 @@ def prompts(count: int) -> list[str]:
 def same_but_for_ties(
     plain: RealEngine, prompt: str | tuple[int, ...], ours: list[int], theirs: list[int]
 ) -> bool:
-    """Whether an answer is what the plain engine says greedily, up to its first near tie between
-    two tokens: rounding depends on how many rows a batch has."""
+    """Whether an answer equals the plain engine's greedy one, up to the first near tie: rounding
+    depends on the rows of a batch."""
     at = common_length(ours, theirs)
     if at == len(theirs):
         return True
@@ -227,8 +227,8 @@ def same_but_for_ties(
 def differs_as_drawn(
     engine: RealEngine, plain: RealEngine, prompt: str, n_out: int, sampling: dict[str, Any]
 ) -> bool:
-    """Whether what an engine draws differs from what the plain one does, as it may at the edge of
-    two tokens; a greedy answer does not."""
+    """Whether an engine's sampled answer differs from the plain one's, as it may at the boundary of
+    two tokens; a greedy answer must not."""
     options = {"max_tokens": n_out, "ignore_eos": True, **sampling}
     ours, theirs = engine.submit(prompt, **options), plain.submit(prompt, **options)
     engine.run()
@@ -258,14 +258,14 @@ def test_llama_cpp_says_the_same_with_guesses(
     assert n_drafted or drafter == "ngram", "where nothing is quoted, nothing is looked up"
     right = (speculation.n_accepted - accepted) / max(n_drafted, 1)
     if drafter == "itself":
-        # It knows nothing of penalties, nor that an end is not wanted.
+        # It ignores penalties and forbidden ends.
         assert right > 0.5
     else:
         assert right < (0.1 if drafter == "another" else 1)
 
 
 def test_a_long_text_changes_at_near_ties_alone(plain: RealEngine) -> None:
-    """What was rounded otherwise stays in the cells that all later tokens read."""
+    """Different rounding stays in the cells that all later tokens read."""
     engine = RealEngine(slots=1, drafter=Lookup())
     speculation = guessed(engine)
     ours, theirs = (e.submit(LIST, max_tokens=400, ignore_eos=True) for e in (engine, plain))
@@ -277,7 +277,7 @@ def test_a_long_text_changes_at_near_ties_alone(plain: RealEngine) -> None:
 
 
 class Foretold(Prophet):
-    """Guesses what was once said, from wherever a stream is."""
+    """Guesses an earlier answer, from wherever a stream is."""
 
     said: Rows[int] = ()
 
@@ -289,8 +289,8 @@ class Foretold(Prophet):
 def test_what_cannot_follow_a_guess_fails_nobody_before_its_turn(
     plain: RealEngine, stop: tuple[str, ...]
 ) -> None:
-    """No token may follow a text: it is said before the request fails, and is its end if a stop
-    ends it."""
+    """If no token may follow a text, the text is sent before the request fails, or ends it if a
+    stop matches."""
     banned = [" nine"[:n].encode() for n in range(1, 6)]
     bias = tuple(
         (id, -math.inf)
@@ -340,7 +340,7 @@ def test_a_sampler_that_breaks_behind_right_guesses_ends_its_request_alone() -> 
 def test_draws_have_the_distribution_that_they_have_without_guesses(
     plain: RealEngine, guessing: tuple[str, RealEngine], sampling: dict[str, Any]
 ) -> None:
-    """Of the third token, by Pearson's test of two samples at one in a thousand."""
+    """For the third token, by Pearson's two-sample test at one in a thousand."""
     engine = guessing[1]
     guessed(engine)
 
@@ -397,14 +397,14 @@ def stream(prompt: bytes, n_most: int = 1 << 30, request_id: int = 1, **options:
 
 
 def drafted(speculation: Speculation, sequence: Sequence) -> list[int]:
-    """For a stream that is alone in its step."""
+    """Return the guesses for a stream that is alone in its step."""
     n = sequence.n_computed = len(sequence.tokens) - 1
     return speculation.drafts([Chunk(sequence, n, 1)]).get(sequence, [])
 
 
 class Machine:
-    """Computes steps of one stream, on the drafter's clock: a plain one in `plain` seconds, each
-    guess in `row` more."""
+    """Computes steps of one stream, on the drafter's clock: `plain` seconds for a plain step, plus
+    `row` for each guess."""
 
     def __init__(self, drafter: SlowLookup | Guesser, plain: float, row: float) -> None:
         self.drafter, self.plain, self.row = drafter, plain, row
@@ -423,7 +423,7 @@ class Machine:
 
 
 class SlowLookup(Lookup):
-    """On a clock that shows what looking up takes."""
+    """Lookup whose time the clock shows."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__()
@@ -437,8 +437,9 @@ class SlowLookup(Lookup):
 def played(
     row_cost: float, hits: float, n_tokens: int = 1500, to_look: float = 0.0, n_at_first: int = 0
 ) -> float:
-    """Tokens in the time of a plain step, on a machine where a row more takes `row_cost` of one, in
-    a text that goes in a circle, after its first tokens, and leaves it again and again."""
+    """Return the tokens in the time of a plain step, on a machine where an additional row costs
+    `row_cost` of one, in a text that loops after its first tokens, and leaves the loop again and
+    again."""
     machine, dice = Machine(SlowLookup(to_look), 1.0, row_cost), random.Random(1)
     sequence = stream(bytes(range(12)) * 2, 9999)
     text = [
@@ -467,20 +468,20 @@ def test_guesses_lose_half_a_hundredth_and_six_steps_at_most(
 def test_guesses_that_are_right_win() -> None:
     assert played(0.1, 0.99) > 2
     assert played(0.2, 0.95) > 1.3
-    # Also where a look-up takes more than guesses may lose, as with steps of less than a
-    # millisecond. What comes to the account is saved up for a try.
+    # Even if a look-up costs more than guesses may lose, as with steps of less than a
+    # millisecond. Then the account saves up for a try.
     assert played(0.1, hits=0.97, n_tokens=6000, to_look=0.06, n_at_first=1000) > 1.8
 
 
 @pytest.mark.parametrize("stops_in", ["a batch", "a look-up"])
 def test_guesses_come_back_after_the_process_was_stopped(stops_in: str) -> None:
-    """The minute that it stood still is no price of theirs."""
+    """The minute of the stop does not count as their cost."""
     drafter = SlowLookup(0.0)
     machine = Machine(drafter, 0.01, 0.0001)
     sequence = stream(bytes(range(12)) * 2)
 
     def step(more: float = 0.0) -> int:
-        """The guesses of a step of a text that goes in a circle; they take next to nothing."""
+        """Return the number of guesses in a step of a looping text; they take almost no time."""
         draft = drafted(machine.speculation, sequence)
         machine.computes(sequence, draft, len(draft), more)
         for _ in range(1 + len(draft)):
@@ -498,7 +499,7 @@ def test_guesses_come_back_after_the_process_was_stopped(stops_in: str) -> None:
 
 
 class Guesser(Drafter):
-    """Guesses one token again and again, on a clock that shows what that takes."""
+    """Guesses the same token repeatedly, on a clock that shows the time for that."""
 
     kinds: Rows[float] = (0.6,)
     computes = True
@@ -519,7 +520,7 @@ class Guesser(Drafter):
 
 
 def served(to_read: float, a_guess: float, hits: float, n_out: int, n_requests: int = 60) -> float:
-    """Tokens in the time of a plain step, where a row more takes 0.2 of one."""
+    """Return the tokens in the time of a plain step, where an additional row takes 0.2 of one."""
     machine, dice = Machine(Guesser(to_read, a_guess), 1.0, 0.2), random.Random(1)
     for request_id in range(n_requests):
         sequence = stream(b"abc", n_out + 3, request_id)
@@ -543,7 +544,7 @@ def test_a_draft_model_loses_the_reading_of_a_prompt_more_at_most(
 
 
 def test_wrong_guesses_end_after_a_plain_step_that_took_a_minute() -> None:
-    """While each step has guesses, no other tells what one without them takes."""
+    """While each step has guesses, no step shows the time of one without."""
     machine = Machine(Guesser(0.0, 0.001), 0.01, 0.002)
     sequence = stream(b"abc")
     machine.pace.measured(1, 0, 60.0)
@@ -561,7 +562,7 @@ def test_a_good_draft_model_wins() -> None:
 
 
 class Known(Drafter):
-    """Guesses of one kind, one after the other as they are asked for."""
+    """Guesses of one kind, one after the other on request."""
 
     computes = False
 
@@ -579,8 +580,8 @@ class Known(Drafter):
 
 
 def worth(chances: list[float], n_streams: int, row: float, account: float) -> int:
-    """How many of the likeliest guesses bring most tokens a second, where each takes `row` of a
-    plain step, and 1.2 times that is counted; what a wrong first one loses must be on the account.
+    """Return how many of the likeliest guesses give the most tokens a second, if each takes `row`
+    of a plain step, counted 1.2 times; the account must cover the loss of a wrong first one.
     """
     rates = [1.0]
     for n in range(1, len(chances) + 1):
@@ -591,8 +592,8 @@ def worth(chances: list[float], n_streams: int, row: float, account: float) -> i
 
 
 def looked_up(chance: float, n_streams: int, row: float, most: int) -> int:
-    """The guesses of a stream until not even right ones behind them would be worth their rows. The
-    first of a stream that is alone is looked up before that is asked."""
+    """Return the guesses of a stream, until even right ones after them would not be worth their
+    rows. The first one of a single stream is looked up before that check."""
     first = 1 if n_streams == 1 else 0
     for n in range(first, most):
         tokens = sum(chance**k for k in range(1, n + 1))
@@ -606,7 +607,7 @@ def looked_up(chance: float, n_streams: int, row: float, most: int) -> int:
 
 
 def priced(n_streams: int, row: float) -> Pace:
-    """Each row more takes `row` of a plain step."""
+    """Return a pace in which each additional row takes `row` of a plain step."""
     pace = Pace(1.0, 8)
     for n_more in (0, 40):
         pace.measured(n_streams + n_more, 0, 0.02 * (1 + n_more * row))
@@ -651,7 +652,7 @@ def test_while_nothing_is_guessed_the_cost_of_more_rows_is_forgotten_now_and_the
 @pytest.mark.parametrize("row", [0.05, 0.2])
 @pytest.mark.parametrize("a_guess", [0.01, 0.1, 0.35])
 def test_what_a_guess_takes_counts_as_its_row_does(row: float, a_guess: float) -> None:
-    """Both as shares of a plain step, which takes half a second here."""
+    """Both as fractions of a plain step, which takes half a second here."""
     machine = Machine(Guesser(0.0, a_guess / 2), 0.5, row / 2)
     machine.pace.measured(41, 0, (1 + 40 * row) / 2)
     sequence = stream(b"abc")
@@ -665,7 +666,7 @@ def test_what_a_guess_takes_counts_as_its_row_does(row: float, a_guess: float) -
 
 
 def test_beside_given_tokens_a_guess_is_one_more_row() -> None:
-    """The second row is the dearest on a CPU, and given tokens have paid for it."""
+    """The second row is the most expensive on a CPU, and forced tokens have already paid for it."""
     machine = Machine(SlowLookup(0.0), 1.0, 0.1)
     for n_rows, seconds in ((2, 2.0), (3, 2.1), (4, 2.2)):
         machine.pace.measured(n_rows, 0, seconds)
@@ -690,7 +691,7 @@ def test_nothing_is_guessed_where_it_cannot_be() -> None:
 
 
 def test_a_long_prompt_is_known_over_several_steps() -> None:
-    """No step takes in all of it: the engine's thread would stand for all streams."""
+    """No step reads all of it, because that would block the engine's thread for all streams."""
     lookup = Lookup()
     prompt = b"once. " + bytes(range(256)) * 80 + b"once! once"
     sequence = make_sequence(1, prompt)
@@ -702,8 +703,8 @@ def test_a_long_prompt_is_known_over_several_steps() -> None:
 
 
 def test_a_form_is_guessed_up_to_the_next_value(plain: RealEngine) -> None:
-    """What comes between two values, though the key in it is new; in the next answer from its first
-    key on."""
+    """The text between two values, even if its key is new; in the next answer from its first key
+    on."""
     keys = ("name", "street", "city", "country", "number", "colour", "weight", "animal")
     properties: dict[str, Any] = {key: {"type": "string", "maxLength": 9} for key in keys}
     schema = {"type": "object", "properties": properties, "required": list(keys)}
@@ -733,8 +734,8 @@ def test_a_form_is_guessed_up_to_the_next_value(plain: RealEngine) -> None:
 
 @pytest.mark.parametrize(("temperature", "batch"), [(0.0, 2048), (0.8, 2048), (0.0, 8)])
 def test_several_streams_in_one_pool_are_guessed_for(temperature: float, batch: int) -> None:
-    """A step takes the likeliest of all streams' guesses, as many as a batch holds, and each stream
-    says what it says without."""
+    """A step takes the likeliest guesses of all streams, as many as fit into a batch, and each
+    stream's text is the same as without."""
     texts = []
     for drafter in (None, Lookup()):
         n_cells = 3 * CONTEXT_OF_REAL
@@ -756,7 +757,7 @@ def test_several_streams_in_one_pool_are_guessed_for(temperature: float, batch: 
 
 
 class Reader(Prophet):
-    """Knows some texts, and guesses as they go on."""
+    """Knows some texts, and guesses their continuation."""
 
     def __init__(self) -> None:
         super().__init__(1)
@@ -772,8 +773,8 @@ class Reader(Prophet):
 def test_wrong_guesses_are_taken_back_from_every_memory(
     kind: Kind, unified: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where new cells take the places of those that a window has left. No stream is computed
-    anew for it, as one is whose memory cannot be cut."""
+    """Even if new cells replace those that a window has left. No stream is recomputed for it,
+    unlike one whose memory cannot be cut."""
     reader = Reader()
     plain, guessing = (
         RealEngine(
@@ -798,7 +799,7 @@ def test_wrong_guesses_are_taken_back_from_every_memory(
 
 
 def test_a_spent_account_rests_until_a_try_is_worth_it() -> None:
-    """At least half a plain step, once it was spent; a first account may be lower."""
+    """Once spent, it needs at least half a plain step; the first account may be lower."""
     machine = Machine(SlowLookup(0.0), 1.0, 0.0)
     machine.pace.measured(2, 0, 1.0)
     sequence = stream(b"abcabcabcabc")
@@ -821,7 +822,7 @@ def test_each_step_brings_its_stake_and_a_look_up_takes_its_time() -> None:
 
 
 class Recorder(Guesser):
-    """Tells what it is asked; its third guess is the end."""
+    """Records its calls; its third guess is the end."""
 
     def __init__(self) -> None:
         super().__init__(0.0, 0.0)
@@ -867,7 +868,7 @@ def test_nothing_is_guessed_behind_an_end_nor_beyond_a_stream_s_last_token() -> 
     assert drafted(machine.speculation, sequence) == [7, 7], "the end itself is not tried"
     sequence.n_most = 5
     assert drafted(machine.speculation, sequence) == [7]
-    sequence.n_most = 4  # the token that is drawn from the step is the last
+    sequence.n_most = 4  # the token drawn from this step is the last
     assert drafted(machine.speculation, sequence) == []
     assert machine.drafter.asked == [16, 1], "of 20 tokens three are there, and one is drawn"
 

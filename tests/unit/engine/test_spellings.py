@@ -44,7 +44,7 @@ SOURCE = "{%% for m in messages %%}{{ begin + m.role + '\n' }}%s{{ end + '\n' }}
 
 @pytest.fixture(scope="module")
 def models() -> Iterator[dict[str, Model]]:
-    """Those that tests have asked for."""
+    """Models that tests have requested."""
     loaded: dict[str, Model] = {}
     yield loaded
     for model in loaded.values():
@@ -62,11 +62,11 @@ def model(request: pytest.FixtureRequest, models: dict[str, Model]) -> Model:
 
 
 class Chats:
-    """Prompts of one vocabulary under a template that writes the content in some way."""
+    """Prompts of one vocabulary, with a template that writes the content in some way."""
 
     def __init__(self, model: Model, content: str) -> None:
         self.model = model
-        # BOS last: a template's text that begins with it gets no other one.
+        # BOS last, because a template's text that begins with it gets no second one.
         texts = {token: model.token_text(token) for token in model.control}
         order = sorted(texts, key=lambda token: (token == model.bos, -len(texts[token]), token))
         self.spelled = [texts[token] for token in order]
@@ -90,8 +90,9 @@ def user(content: str, role: str = "user") -> dict[str, Any]:
 
 
 def each_way() -> Iterator[Any]:
-    """Each vocabulary with a text as it is and in JSON, two of them with all that a template may do
-    to it; the rest is long: what templates do is no matter of the vocabulary."""
+    """Yield each vocabulary with a text unchanged and in JSON, and two of them with everything that
+    a template may do to it; the rest only in long runs, because it does not depend on the
+    vocabulary."""
     for name, how in product(["bundled", *VOCABULARIES], CONTENTS):
         is_quick = name in ("bundled", "llama-spm") or how in ("as it is", "as JSON")
         yield pytest.param(name, how, marks=() if is_quick else pytest.mark.long)
@@ -243,7 +244,7 @@ def test_a_spelling_that_is_escaped_in_a_call_s_arguments_stays_text() -> None:
 
 @pytest.mark.parametrize("depth", [900, 100_000])
 def test_arguments_without_an_end_of_nesting_are_told_or_refused(depth: int) -> None:
-    """Which of them depends on how deep Python goes."""
+    """Which one depends on Python's recursion limit."""
     chats = _bundled("{{ tools | tojson }}{{ m | tojson }}")
     function = {"name": "f", "arguments": '{"a": ' * depth + "1" + "}" * depth}
     call = {"type": "function", "function": function}
@@ -273,7 +274,7 @@ class OneTokenMedia:
 
 
 def test_media_follow_their_messages_and_protect_no_spelling() -> None:
-    """Where a template writes messages in another order, and where marks alone are too long."""
+    """If a template reorders messages, and if the marks alone are too long."""
     backwards = "{% for m in messages | reverse %}{{ m.content + '\n' }}{% endfor %}"
     model = _bundled("{{ m.content }}").model
     numbers = range(900, 916)
@@ -296,11 +297,11 @@ TURN = re.compile(r"<\|?[\w-]+\|?>|\[/?[A-Z_]+\]", re.ASCII)
 
 @pytest.mark.parametrize("path", sorted(TEMPLATES.glob("*.jinja")), ids=lambda path: path.stem)
 def test_what_a_template_joins_makes_no_control_token(path: Path) -> None:
-    """Where it deletes a word of its own, or two with what is between them, in any place."""
+    """If it deletes one of its words, or two with the text between them, anywhere."""
     template = ChatTemplate(path.read_text(), {"bos_token": "<s>", "eos_token": "</s>"})
 
     def control(text: str, spelled: list[str]) -> list[list[str]]:
-        """The control tokens of each chat that has a text in each place."""
+        """Return the control tokens of each chat with a text in each place."""
         found = []
         for place in ("system", "user", "assistant", "tool"):
             for more in ({}, {"reasoning_content": text} if place == "assistant" else {}):

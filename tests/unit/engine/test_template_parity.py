@@ -1,7 +1,7 @@
-"""Each chat has the prompt that llama-server or transformers makes of it, by every template.
+"""Each chat has the same prompt as in llama-server or transformers, with every template.
 
-Where the two differ, transformers decides: it is the authors' own tool. Where transformers refuses,
-or is given what its callers would change first, llama-server does. What equals neither stands in
+If the two differ, transformers decides, because template authors use it. If transformers refuses,
+or its callers would change the chat first, llama-server decides. Prompts that equal neither are in
 `OWN`, with the reason.
 """
 
@@ -82,7 +82,7 @@ FORMS = {
 
 
 def rendered(template: ChatTemplate, prompt: ChatPrompt) -> str | None:
-    """As on the day of the record, of which the process that renders does not know."""
+    """Render as on the day of the recording, which the rendering process does not know."""
     try:
         text = template.read(prompt).text()
     except InvalidRequest:
@@ -94,7 +94,7 @@ def rendered(template: ChatTemplate, prompt: ChatPrompt) -> str | None:
 
 
 def judged(template: ChatTemplate, name: str, chat_name: str) -> str:
-    """Whose prompt ours equals."""
+    """Return whose prompt ours equals."""
     chat = CHATS[chat_name]
     text = rendered(template, prompt_of(chat))
     theirs = RECORDED["llama-server"][name][chat_name]
@@ -102,7 +102,7 @@ def judged(template: ChatTemplate, name: str, chat_name: str) -> str:
         return "llama-server"
     if text is not None and text in RECORDED["transformers"][name][chat_name]:
         return "transformers"
-    # llama-server asks every model to think, transformers leaves that to the template's author.
+    # llama-server turns reasoning on, transformers leaves that to the template.
     thinking = rendered(template, prompt_of(chat, enable_thinking=True))
     return "llama-server, asked to think" if thinking == theirs else "neither"
 

@@ -1,4 +1,4 @@
-"""Detokenising and stop matching: no byte lost, none too many, wherever the cuts fall."""
+"""Detokenising and stop matching: no byte is lost or added, wherever the cuts are."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from worker.wire.work import InferenceRequest
 
 
 def detokenizer() -> IncrementalDecoder:
-    """As each sequence has it."""
+    """Make a detokenizer like each sequence's."""
     request = InferenceRequest("job", "", Sampling(0), 1)
     return Sequence(1, request, [], cast(Any, None)).characters
 
@@ -61,7 +61,7 @@ def test_only_what_may_become_a_stop_is_held_back() -> None:
 
 
 def steps_of(matcher: StopMatcher, text: str) -> int:
-    """The states that an automaton enters, as a measure of its work."""
+    """Count the states that an automaton enters, as a measure of its work."""
     n_steps = 0
     after = _State.after
 
@@ -91,7 +91,7 @@ def test_stops_of_more_characters_than_an_automaton_has_are_refused_by_name() ->
 
 
 def naive(text: str, stops: list[str]) -> tuple[str, str | None]:
-    """By definition: the stop with the first end; of those that end there, the longest."""
+    """Find, by definition, the stop with the first end; of those that end there, the longest."""
     for end in range(len(text) + 1):
         here = [stop for stop in stops if text[:end].endswith(stop)]
         if here:

@@ -1,4 +1,4 @@
-"""The threads that compute follow the CPUs that the engine may use."""
+"""The number of compute threads follows the CPUs that the engine may use."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ cpu_sets = st.sets(st.integers(0, N_CPUS - 1), min_size=1)
 def test_a_look_a_second_and_the_rule_for_what_it_saw(
     steps: list[tuple[float, set[int]]], quota: float | None, smt: bool
 ) -> None:
-    """`steps`: seconds from the last one, and the CPUs that are then allowed."""
+    """`steps`: seconds since the last one, and the CPUs that are then allowed."""
     cores = Cores({cpu: cpu % 4 if smt else cpu for cpu in range(N_CPUS)}, quota, "cpu.max")
     used, told = [2], list[Event]()
     now, allowed = 100.0, set[int]()
@@ -56,9 +56,9 @@ def test_where_the_system_does_not_tell_nothing_changes() -> None:
     assert used == []
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="threads are bound on Linux alone")
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are bound only on Linux")
 def test_a_thread_that_is_bound_does_not_tell_for_the_others() -> None:
-    """As OpenMP may bind the engine thread, which asks."""
+    """For example, OpenMP may bind the engine thread, which checks."""
     allowed, done = os.sched_getaffinity(0), threading.Event()
     unbound = threading.Thread(target=done.wait)
     unbound.start()

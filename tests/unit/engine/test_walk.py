@@ -1,4 +1,4 @@
-"""The way of a drawn token: how many functions of ours a step of decoding calls in the engine."""
+"""The path of a sampled token: how many of our functions a decoding step calls in the engine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def engine() -> Iterator[RealEngine]:
 
 
 def functions_of_a_turn(engine: RealEngine) -> list[str]:
-    """The functions of the engine's rooms that one turn of its loop calls, in order."""
+    """Return the functions of the engine's rooms that one step of its loop calls, in order."""
     called: dict[str, None] = {}
 
     def note(frame: FrameType, event: str, _: object) -> None:
@@ -44,7 +44,7 @@ def functions_of_a_turn(engine: RealEngine) -> list[str]:
 
 
 def test_a_drawn_token_takes_few_functions(engine: RealEngine) -> None:
-    engine.generate("Once upon a time", max_tokens=24)  # the texts of its tokens are known then
+    engine.generate("Once upon a time", max_tokens=24)  # by then the texts of its tokens are cached
     request_id = engine.submit("Once upon a time", max_tokens=24)
     while len(engine.text(request_id)) < 9:  # past the first rows of the slot
         engine.turn()

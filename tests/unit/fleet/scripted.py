@@ -1,4 +1,4 @@
-"""Workers that answer as a test says, over real sockets, and a gateway in front of them."""
+"""Scripted workers on real sockets, and a gateway in front of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SSE_HEAD = (
 
 @dataclass
 class Conversation:
-    """One request that a scripted worker has got, and its side of the connection."""
+    """One request to a scripted worker, and the worker's side of the connection."""
 
     line: str
     headers: dict[str, str]
@@ -51,7 +51,7 @@ class Conversation:
 
 
 def tells(status: int, value: object, headers: str = "") -> Script:
-    """A script that answers with this JSON, whatever is asked."""
+    """A script that answers every request with this JSON."""
     return lambda conversation: conversation.json(status, value, headers)
 
 
@@ -63,9 +63,9 @@ class ScriptedWorker:
 
 @asynccontextmanager
 async def scripted_worker(script: Script) -> AsyncIterator[ScriptedWorker]:
-    """A worker that answers each connection by `script`; the connection ends with it, and each
-    that is left with the worker: a transport that its event loop does not see closed is a warning,
-    in whichever test it is collected as garbage."""
+    """A worker that answers each connection by `script`, and then closes it. Remaining connections
+    are closed with the worker, because an unclosed transport would warn in whichever test it is
+    garbage-collected."""
     serving: list[tuple[asyncio.Task[None], asyncio.StreamWriter]] = []
 
     def begin(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -89,7 +89,7 @@ async def scripted_worker(script: Script) -> AsyncIterator[ScriptedWorker]:
         yield worker
     finally:
         server.close()
-        for _ in range(4):  # turns of the loop in which what was accepted just now begins
+        for _ in range(4):  # steps of the loop in which newly accepted connections begin
             await asyncio.sleep(0)
         for task, writer in serving:
             task.cancel()
@@ -101,7 +101,7 @@ async def scripted_worker(script: Script) -> AsyncIterator[ScriptedWorker]:
 
 @dataclass
 class Got:
-    """What a client got of an ASGI application."""
+    """What a client received from an ASGI application."""
 
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
@@ -128,8 +128,8 @@ async def call(
     query: bytes = b"",
     got: Got | None = None,
 ) -> Got:
-    """One request; the client leaves after so many chunks, if that is given. Who gives `got` can
-    see what has come so far."""
+    """Send one request; the client may leave after a number of chunks. `got` shows what has arrived
+    so far."""
     got, left = got or Got(), asyncio.Event()
     text = body or b""
     if not isinstance(text, bytes):
@@ -164,7 +164,7 @@ async def call(
 
 
 def at(uris: Mapping[str, str], group: str = "tiny", n_slots: int = 4) -> list[Worker]:
-    """Workers for a table: id → where it listens."""
+    """Workers for a table: id → address."""
     return [Worker(id, group, uri, n_slots, f"secret of {id}") for id, uri in uris.items()]
 
 
@@ -172,7 +172,7 @@ def at(uris: Mapping[str, str], group: str = "tiny", n_slots: int = 4) -> list[W
 async def fleet_of(
     *scripts: Script, groups: tuple[str, ...] = ("tiny",)
 ) -> AsyncIterator[tuple[Gateway, WorkerTable, list[ScriptedWorker]]]:
-    """A gateway before one worker per script, dealt out to the groups in turn."""
+    """A gateway in front of one worker per script, assigned to the groups in turn."""
     async with AsyncExitStack() as stack:
         workers = [await stack.enter_async_context(scripted_worker(each)) for each in scripts]
         table = WorkerTable()

@@ -1,4 +1,4 @@
-"""Which worker a prompt goes to."""
+"""The choice of a worker for a prompt."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_one_beginning_that_all_share_is_spread(
 def test_conversations_that_fit_the_slots_stay_where_they_are(
     n_workers: int, n_slots: int, random: Random
 ) -> None:
-    """In whichever order their turns come, also several at once."""
+    """In any order of their turns, including concurrent ones."""
     table = table_with(n_workers, n_slots)
     names = [f"conversation {n}" for n in range(n_workers * n_slots)]
     homes: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""The last event of a stream whose worker is gone, in each dialect's own form."""
+"""The last event of a stream whose worker is lost, in each dialect's form."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def forms_at(path: str) -> Mapping[str, StreamForm]:
 
 
 def test_each_operation_that_streams_says_how_its_streams_end() -> None:
-    """Else a gateway gives a stream on when it is whole, and cuts it where its worker is lost."""
+    """Otherwise a gateway could only buffer a stream, and would cut it if its worker is lost."""
     for dialect in DIALECTS:
         for operation in dialect.operations:
             assert operation.answers.keys() & {SSE, NDJSON} == operation.streams.keys(), operation
@@ -69,13 +69,13 @@ async def test_a_kept_stream_of_lines_comes_as_it_is_made(path: str) -> None:
 
 
 def last_event(body: bytes) -> tuple[str, dict[str, Any]]:
-    """Its name, which is empty if it has none, and its data."""
+    """Return the last event's name, which may be empty, and its data."""
     head, _, data = body.decode().rpartition("\n\n")[0].rpartition("data: ")
     return head.rpartition("event: ")[2].rstrip("\n"), json.loads(data)
 
 
 async def lost_after(sent: bytes, path: str) -> bytes:
-    """What a client gets whose worker sends this, the half of an event, and is gone."""
+    """Return what a client gets if its worker sends this and half an event, and then is gone."""
 
     async def script(conversation: Conversation) -> None:
         await conversation.stream(sent, b"data: {half an ev")
@@ -139,7 +139,7 @@ async def test_responses_fail_with_the_response_that_was_begun(sent: bytes) -> N
 async def test_an_error_after_a_comment_is_the_workers(
     path: str, error: WorkerError, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its status has passed by then; its code and message have not."""
+    """Its status has already been sent, but not its code and message."""
     monkeypatch.setattr(relay, "KEEPALIVE_SECONDS", 0.05)
     monkeypatch.setattr(relay, "REPLACEMENT_SECONDS", 0.2)
     dialect = ROUTES.at(path).dialect
@@ -204,7 +204,7 @@ def test_a_pull_ends_with_its_success() -> None:
 )
 async def test_a_stream_that_has_ended_gets_no_second_end(path: str, last: bytes) -> None:
     async def script(conversation: Conversation) -> None:
-        await conversation.stream(NATIVE, last)  # and no end of the body
+        await conversation.stream(NATIVE, last)  # without the end of the body
 
     async with fleet_of(script) as (gateway, _, _):
         got = await call(gateway, path, STREAMED)

@@ -1,4 +1,4 @@
-"""The gateway in front of scripted workers: what passes, what is tried again, what is refused."""
+"""The gateway in front of scripted workers: forwarding, retries and refusals."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ TOKEN = b'event: token\ndata: {"type":"token","t":"a","i":0}\n\n'
 END = b'event: end\ndata: {"type":"end"}\n\n'
 JOB = {"job_id": "j", "prompt": "Once"}
 KEYLESS = {"job_id": "j"}
-"""Of idle workers, it goes to the one with the first name."""
+"""A request that goes to the first of the idle workers by name."""
 is_full = tells(
     503, {"code": "QUEUE_FULL", "message": "full", "retriable": True}, "retry-after: 7\r\n"
 )
@@ -60,7 +60,7 @@ async def answers(conversation: Conversation) -> None:
 
 
 async def vanishes(conversation: Conversation) -> None:
-    """Gone before the first token: nothing is answered."""
+    """Vanish before the first token, without an answer."""
 
 
 async def hangs(conversation: Conversation) -> None:
@@ -84,7 +84,7 @@ async def test_bytes_and_headers_pass() -> None:
 
 
 async def test_a_header_of_the_connection_does_not_pass() -> None:
-    """What a header is of its connection, Connection says (RFC 9110, 7.6.1)."""
+    """`Connection` names the headers that belong to the connection (RFC 9110, 7.6.1)."""
     headers = {"connection": "close, X-Mine", "x-mine": "1", "x-other": "1"}
     async with fleet_of(answers) as (gateway, _, (worker,)):
         await call(gateway, "/execute", JOB, headers=headers)
@@ -93,7 +93,7 @@ async def test_a_header_of_the_connection_does_not_pass() -> None:
 
 @pytest.mark.parametrize("name", ["x-correlation-id", "x-request-id"])
 async def test_a_request_has_one_name_in_all_logs(name: str) -> None:
-    """Also where nothing is left of the one that its client gave."""
+    """Even if nothing remains of the client's own name."""
     async with fleet_of(answers) as (gateway, _, (worker,)):
         got = await call(gateway, "/execute", JOB, headers={name: "?!"})
     assert worker.requests[0].headers["x-request-id"] == got.headers["x-request-id"] != "?!"
@@ -118,7 +118,7 @@ async def test_a_probes_host_is_one_where_the_address_is_of_ipv6() -> None:
 
 
 async def test_a_workers_answer_waits_for_no_collection_of_garbage() -> None:
-    """It may have megabytes, as embeddings have."""
+    """It may have megabytes, for example of embeddings."""
     async with fleet_of(answers) as (_, table, _):
         (worker,) = table.workers()
         gc.disable()
@@ -133,8 +133,8 @@ async def test_a_workers_answer_waits_for_no_collection_of_garbage() -> None:
 
 
 async def longest_wait(calling: asyncio.Task[Got]) -> float:
-    """Seconds that others wait for the loop until the call is answered. A wait for a garbage
-    collection is that of all the tests before."""
+    """Return the seconds for which the loop is blocked until the call is answered. Garbage
+    collections are excluded, because they depend on earlier tests."""
     waits, held = [0.0], HoldClock()
     gc.disable()
     try:
@@ -148,7 +148,7 @@ async def longest_wait(calling: asyncio.Task[Got]) -> float:
 
 
 async def test_reading_a_body_holds_up_nobody() -> None:
-    """What a worker would refuse is given on unread; what is large is read by a thread."""
+    """A body that a worker would refuse is forwarded unread; a large one is read by a thread."""
     for held in (b"{}", b"[0]"):
         body = b'{"model": "tiny", "x": [' + held + b", " + (held + b", ") * 700_000 + b"0]}"
         async with fleet_of(answers) as (gateway, _, (worker,)):
@@ -158,7 +158,7 @@ async def test_reading_a_body_holds_up_nobody() -> None:
 
 
 async def test_metrics_of_many_workers_hold_up_nobody() -> None:
-    """To read and write them takes most of what the call computes."""
+    """Reading and writing them takes most of the call's CPU time."""
     text = b"".join(b'a_bucket{le="%d"} 1\n' % n for n in range(500))
 
     async def tells(conversation: Conversation) -> None:
@@ -321,7 +321,7 @@ async def test_a_comment_of_the_gateway_does_not_bind_a_request_to_its_worker(
 
 
 async def test_any_bytes_of_a_worker_bind_a_request_to_it() -> None:
-    """Its comment too: a client that goes on at a byte counts that."""
+    """Even its comments, because a client that resumes at a byte counts them."""
 
     async def is_lost(conversation: Conversation) -> None:
         await conversation.stream(KEEPALIVE)
@@ -336,7 +336,7 @@ async def test_any_bytes_of_a_worker_bind_a_request_to_it() -> None:
 async def test_a_gateway_without_a_file_left_blames_no_worker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It took its probes that could not begin for the workers' silence, and ended all streams."""
+    """It used to take its own failed probes for silent workers, and ended all streams."""
 
     async def refused(*_: object) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
@@ -351,7 +351,7 @@ async def test_a_gateway_without_a_file_left_blames_no_worker(
 
 
 async def closes_early(conversation: Conversation) -> None:
-    """Cleanly: nothing is wrong but that the last event is missing."""
+    """Close cleanly: only the last event is missing."""
     await conversation.stream(TOKEN)
     await conversation.end()
 
@@ -373,7 +373,7 @@ async def test_an_empty_stream_is_tried_elsewhere() -> None:
 
 
 async def test_who_goes_on_behind_the_last_event_gets_nothing_more() -> None:
-    """Or at a byte inside of it, of which nobody knows that it is the last."""
+    """Or at a byte inside it, although it is not known to be the last."""
     for rest in ((), (b'd"}\n\n',)):
 
         async def goes_on(conversation: Conversation, rest: tuple[bytes, ...] = rest) -> None:
@@ -404,7 +404,7 @@ async def test_a_client_that_leaves_frees_its_worker() -> None:
 async def test_one_that_takes_connections_and_says_nothing_is_found(
     factor: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a stopped process does, or a machine whose disk is gone: its kernel still listens."""
+    """Such as a stopped process, or a machine whose disk is gone: its kernel still listens."""
     for module, name in ((table_of_workers, "PROBE_EVERY_SECONDS"), (upstream, "FETCH_SECONDS")):
         monkeypatch.setattr(module, name, factor * getattr(module, name))
     async with fleet_of(hangs, answers) as (gateway, table, (silent, other)):
@@ -425,7 +425,7 @@ async def test_one_that_takes_connections_and_says_nothing_is_found(
 async def test_one_that_missed_its_last_probe_holds_up_no_answer_of_several(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each of them took the whole time that a probe may take, until the worker was given up."""
+    """Each used to take a probe's whole timeout, until the worker was given up."""
     monkeypatch.setattr(upstream, "FETCH_SECONDS", 0.1)
     monkeypatch.setattr(upstream, "BRIEF_SECONDS", 0.1)
     async with fleet_of(hangs, tells(404, {"code": "JOB_NOT_FOUND"})) as (gateway, table, _):
@@ -447,7 +447,7 @@ async def test_a_body_that_is_too_large_is_told_of_the_fleets_own_setting() -> N
 async def test_one_that_falls_silent_after_it_left_its_group_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Ray drops a machine that is cut off before a gateway does."""
+    """Ray drops a disconnected machine before a gateway does."""
     for module, name in ((table_of_workers, "PROBE_EVERY_SECONDS"), (upstream, "FETCH_SECONDS")):
         monkeypatch.setattr(module, name, 0.02 * getattr(module, name))
 
@@ -472,8 +472,8 @@ async def test_one_that_falls_silent_after_it_left_its_group_is_found(
 async def test_a_long_prefill_keeps_its_client(
     counts_bytes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a comment; but who goes on at a byte of the stream gets the worker's bytes alone, and
-    these as they come."""
+    """By a comment; but a client that resumes at a byte gets only the worker's bytes, as they
+    come."""
     monkeypatch.setattr(relay, "KEEPALIVE_SECONDS", 0.05)
     release = asyncio.Event()
     headers = {"x-conversation-id": "c"} if counts_bytes else {}
@@ -513,7 +513,7 @@ async def test_a_duplicate_and_a_cancel_go_to_the_worker_that_has_the_job() -> N
 
 
 async def test_a_jobs_id_is_free_once_its_client_has_the_end() -> None:
-    """Who gets an error at the end of a stream may send the job again at once."""
+    """After an error at the end of a stream, a client may send the job again at once."""
     hold = asyncio.Event()
 
     async def script(conversation: Conversation) -> None:
@@ -725,7 +725,7 @@ async def test_keys_that_cannot_be_read_are_told_once_for_each_change(tmp_path: 
 
 
 async def test_clients_may_have_keys_with_names(tmp_path: Path) -> None:
-    """Beside the token or alone; logs and metrics have the name and never the key."""
+    """With or without the token; logs and metrics have the name and never the key."""
     file, token = tmp_path / "keys", tmp_path / "token"
     file.write_text("ann:sk-1\nbob:sk-2\nidle:sk-9\n")
     token.write_text("sk-3")
@@ -762,7 +762,7 @@ async def test_clients_may_have_keys_with_names(tmp_path: Path) -> None:
 
 async def test_what_clients_may_not_do() -> None:
     async with fleet_of(answers) as (gateway, _, (worker,)):
-        for path in ("/shutdown", "/chat/shutdown"):  # pages have the API below them
+        for path in ("/shutdown", "/chat/shutdown"):  # the pages use the API below their path
             assert (await call(gateway, path, {})).status == 403
         refused = await call(gateway, "/v1/models", headers={"host": "evil.example"})
         assert refused.status == 403
@@ -782,7 +782,7 @@ async def test_what_clients_may_not_do() -> None:
 async def test_variables_of_a_single_worker_are_none_of_a_fleets(
     name: str, value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever started Ray may have had them: with a Unix socket, no Host was checked."""
+    """The shell that started Ray may have had them: with a Unix socket, no Host was checked."""
     monkeypatch.setenv(f"LLORCH_{name}", value)
     async with fleet_of(answers) as (gateway, _, _):
         evil = {"host": "evil.example"}
@@ -818,7 +818,8 @@ async def test_bodies_that_wait_for_their_parser_are_bounded_in_bytes(
 
 
 async def test_what_any_worker_may_have_is_asked_of_all() -> None:
-    """An order to a running answer, and which streams are kept, of several the latest."""
+    """A command to a running answer, and a lookup of kept streams; of several, the latest
+    counts."""
 
     def worker(success: bool, *streams: tuple[str, int, bool]) -> Script:
         async def script(conversation: Conversation) -> None:
@@ -852,7 +853,7 @@ async def test_the_load_is_that_of_all_workers() -> None:
 
 
 async def test_an_answer_without_a_body_is_told_no_length() -> None:
-    """Of a 204 (RFC 9110, 8.6), or of a HEAD, which would say that a GET has none."""
+    """For a 204 (RFC 9110, 8.6), or a HEAD, where it would claim that a GET has no body."""
 
     async def says_nothing(conversation: Conversation) -> None:
         head = b"HTTP/1.1 200 OK\r\n" if "HEAD" in conversation.line else b"HTTP/1.1 204 X\r\n"
@@ -968,7 +969,7 @@ async def test_metrics_are_asked_for_once_however_many_want_them() -> None:
 async def test_bodies_of_requests_without_an_answer_are_bounded_in_bytes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Those whose answers have begun are let go of."""
+    """Bodies of requests whose answers have begun are freed."""
     monkeypatch.setattr(gateway_module, "MAX_HELD_BYTES", 0)  # the largest single one still counts
     begin, end = asyncio.Event(), asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""One exposition of many, read by Prometheus's own parser."""
+"""One exposition merged from many, read by Prometheus's own parser."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the long tests start, they take down."""
+"""The long tests stop everything they start."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.system.fleet.running import Running, on_this_machine
 def test_a_start_that_is_cut_off_is_taken_down(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A test's time may end within `up`, after which Ray's processes run."""
+    """A test may time out within `up`, after which Ray's processes run."""
     commands: list[tuple[str, ...]] = []
 
     def cut_off(*_: Any, **__: Any) -> None:

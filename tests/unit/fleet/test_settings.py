@@ -1,4 +1,4 @@
-"""The fleet's file: what it may say, and the sentence for what it may not."""
+"""The fleet's file: valid settings, and the messages for invalid ones."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ model = "hf:owner/repo@main::file=model.gguf"
 def test_a_workers_gpus_are_among_those_that_ray_has_reserved_for_it(
     chosen: str | None, reserved: list[str], told: str
 ) -> None:
-    """Ray hides the others from CUDA's driver; Vulkan's shows all of them."""
+    """Ray hides the others from CUDA's driver, but Vulkan's shows all."""
     for backend in ("cuda", "vulkan"):
         settings = {} if chosen is None else {f"{backend}_device": chosen}
         [group] = fleet(backend=backend, settings=settings).workers
@@ -189,7 +189,7 @@ def fleet(**fields: object) -> Fleet:
 
 
 def test_another_number_of_workers_rolls_nobody() -> None:
-    """Serve rolls an application whose import path, environment or arguments differ."""
+    """Serve rolls an application if its import path, environment or arguments change."""
     before = configuration(fleet(replicas=1))
     after = configuration(fleet(replicas=3), before)
     for old, new in zip(before["applications"], after["applications"], strict=True):
@@ -217,7 +217,7 @@ def test_the_load_decides_between_the_least_and_the_most() -> None:
     default = deployment(scaling())
     assert default["max_surge_percent"] == 0
     assert default["autoscaling_config"]["policy"]["policy_kwargs"] == {"target": 4}
-    # What says how many there are rolls nobody.
+    # Changing the number of workers rolls nobody.
     args = [configuration(each)["applications"][0]["args"] for each in (given, scaling())]
     assert (
         args[0] == args[1] == configuration(fleet(settings={"slots": 5}))["applications"][0]["args"]
@@ -247,7 +247,7 @@ def test_a_roll_and_a_failed_start_differ_from_what_was() -> None:
 
 
 def test_a_group_of_no_name_is_none() -> None:
-    """As an unset variable of a shell gives it: it was the first of several."""
+    """As from an unset shell variable: it used to be the first of several."""
     config = configuration(fleet())
     with pytest.raises(ConfigError, match="no workers named ''"):
         rolled(config, command._group(config, argparse.Namespace(group="")))

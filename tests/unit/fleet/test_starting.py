@@ -1,4 +1,4 @@
-"""`llorch-ray` beside a Ray that is slow, refuses or ends: what is done again, and what is said."""
+"""`llorch-ray` with a Ray that is slow, refuses or exits: retries and messages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Dashboard = Callable[..., tuple[Cluster, list[str]]]
 
 @pytest.fixture
 def dashboard(monkeypatch: pytest.MonkeyPatch) -> Dashboard:
-    """Makes a client of one that answers with these statuses in turn, then with 200."""
+    """Make a client of a dashboard that answers with these statuses in turn, then with 200."""
 
     def answering(*statuses: int) -> tuple[Cluster, list[str]]:
         left, methods = list(statuses), []
@@ -61,7 +61,7 @@ def test_what_ray_refuses_is_said_at_once(dashboard: Dashboard) -> None:
 
 
 class Node:
-    """In the place of `LocalNode`: it ends at once, so many times."""
+    """Replaces `LocalNode`: it ends at once, a number of times."""
 
     starts = 0
     pid: int | None = None
@@ -78,7 +78,7 @@ class Node:
 
 
 class Started:
-    """In the place of `Cluster`: it answers once the node runs."""
+    """Replaces `Cluster`: it answers once the node runs."""
 
     is_named = False
 
@@ -108,13 +108,13 @@ def test_a_ray_that_ends_while_it_starts_is_started_again(
 
 @pytest.fixture
 def starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], int]:
-    """A command of Ray's that only says that it was started. Tells how often it was."""
+    """A fake Ray command that only records its starts; yields a function that counts them."""
     package = tmp_path / "ray" / "scripts"
     package.mkdir(parents=True)
     log = tmp_path / "starts"
     text = f"import time\nopen({str(log)!r}, 'a').write('x')\ntime.sleep(300)"
     (package / "scripts.py").write_text(text)
-    (package.parent / "__init__.py").touch()  # it counts before a Ray that is installed
+    (package.parent / "__init__.py").touch()  # it precedes an installed Ray
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return lambda: len(log.read_text()) if log.exists() else 0
@@ -123,7 +123,7 @@ def starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], int]
 def test_a_ray_is_there_from_its_start_on(
     starts: Callable[[], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Linux shows a process's environment a moment after its start."""
+    """Linux shows a process's environment only shortly after its start."""
     node = LocalNode()
     with monkeypatch.context() as patch:
         patch.setattr(LocalNode, "_is_marked", lambda *_: False)
@@ -163,7 +163,7 @@ def test_of_two_commands_at_once_one_starts_ray(
 
 
 class Serving:
-    """In the place of `Cluster`: of this configuration the group is in these states in turn."""
+    """Replaces `Cluster`: the group of this configuration is in these states in turn."""
 
     def __init__(self, config: deploy.Config, left: list[str]) -> None:
         self.left, self.deployed = left, list[deploy.Config]()
@@ -186,7 +186,7 @@ class Serving:
 def test_only_a_group_that_needs_a_device_waits_for_one(
     monkeypatch: pytest.MonkeyPatch, device: str | None
 ) -> None:
-    """The groups that a file leaves out make room for it; for one that starts slowly they stay."""
+    """Groups that the file no longer has make room for it; if it only starts slowly, they stay."""
     monkeypatch.setattr(command, "PLACING_SECONDS", 0.0)
     monkeypatch.setattr(command, "POLL_SECONDS", 0.001)
     fleet = Fleet.model_validate({"workers": [{"name": "tiny", "device": device}]})

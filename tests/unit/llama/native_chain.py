@@ -1,4 +1,4 @@
-"""llama.cpp's own samplers over a row of logits, as its server chains them."""
+"""llama.cpp's own samplers over a row of logits, chained as in its server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FORBIDDEN = np.float32(-np.inf)
 
 
 def row(n_vocab: int, spread: float = 2.5, seed: int = 0) -> Row:
-    """Logits that are all possible."""
+    """A row of finite logits."""
     return (np.random.default_rng(seed).standard_normal(n_vocab) * spread).astype(np.float32)
 
 
@@ -32,7 +32,7 @@ def native_chain(
     without_xtc: bool = False,
     picks: bool = False,
 ) -> Iterator[Any]:
-    """A chain that has accepted the text; `picks` adds the end, which chooses a token."""
+    """A chain that has accepted the text; `picks` adds the final sampler, which chooses a token."""
     flat: Any = library.load()
     chain = flat.llama_sampler_chain_init(flat.llama_sampler_chain_default_params())
     for sampler in _samplers(flat, sampling, n_vocab, vocab, without_xtc, picks):
@@ -88,7 +88,7 @@ def _samplers(
             case "min_p":
                 yield flat.llama_sampler_init_min_p(s.min_p, s.min_keep)
             case "xtc" if s.xtc_probability and not without_xtc:
-                # Always, so that chance has no part in what is left.
+                # Always, so that the result is not random.
                 yield flat.llama_sampler_init_xtc(1.0, s.xtc_threshold, s.min_keep, 1)
             case "infill":
                 yield flat.llama_sampler_init_infill(vocab)
@@ -100,7 +100,7 @@ def _samplers(
 
 
 def applied(chain: Any, logits: Row) -> tuple[dict[int, float], int]:
-    """What the chain leaves, as token → probability, and the token that it chose or -1."""
+    """Return the chain's result as token → probability, and the token that it chose or -1."""
     left, chosen = _left(chain, logits)
     with np.errstate(invalid="ignore"):
         weights = np.exp(left["logit"].astype(np.float64) - left["logit"].max())
@@ -109,7 +109,7 @@ def applied(chain: Any, logits: Row) -> tuple[dict[int, float], int]:
 
 
 def left_by(chain: Any, logits: Row) -> Row:
-    """The logits after a chain that drops and orders none."""
+    """Return the logits after a chain that neither drops nor reorders any."""
     left, _ = _left(chain, logits)
     assert left["id"].tolist() == list(range(len(logits)))
     logits_left: Row = left["logit"].copy()
@@ -124,7 +124,7 @@ def _left(chain: Any, logits: Row) -> tuple[Any, int]:
     data = candidates.ctypes.data_as(flat.llama_token_data_p)
     array = flat.llama_token_data_array(data, len(candidates), -1, False)
     flat.llama_sampler_apply(chain, ctypes.byref(array))
-    # xtc moves the beginning.
+    # xtc moves the start.
     start = ctypes.cast(array.data, ctypes.c_void_p).value or 0
     first = (start - candidates.ctypes.data) // kind.itemsize
     left = candidates[first : first + array.size]

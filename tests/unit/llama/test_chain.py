@@ -1,5 +1,5 @@
-"""A request's chain against llama.cpp's own samplers: the same tokens, with the same probabilities,
-for every sampler and for orders as they come.
+"""A request's chain against llama.cpp's own samplers: the same tokens with the same probabilities,
+for every sampler and for random orders.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def chain_of(
 
 
 def shares(chain: Chain, logits: Row, chance: float = 0.0) -> dict[int, float]:
-    """What the chain draws, as token → probability."""
+    """Return the chain's distribution as token → probability."""
     token = chain.draw(logits, 0.5, chance)
     _, top = chain.log_probabilities(token, len(logits))
     return {token: math.exp(logprob) for token, logprob in top}
@@ -89,13 +89,13 @@ ACTIVE: dict[str, dict[str, Any]] = {
     "mirostat 1": {"mirostat": 1, "mirostat_tau": 3.0, "temperature": 0.9},
     "mirostat 2": {"mirostat": 2, "mirostat_tau": 3.0, "temperature": 0.9},
 }  # fmt: skip
-"""Each sampler alone, and on."""
+"""Each sampler alone, turned on."""
 SAID = [*range(20), 5, 6, 7, 8, 9, 3, 1, 2, *range(30, 60), 5, 6, 7]
 
 
 def defined(sampling: Sampling) -> Sampling:
-    """Without typical_p where llama.cpp's would take the logarithm of the zero of a token that a
-    step before it has forbidden: its order then depends on how NaN is sorted."""
+    """Remove typical_p if llama.cpp's would take the logarithm of 0 for a token that an earlier
+    step forbids: its order then depends on how NaN is sorted."""
     names = sampling.samplers
     if "typ_p" not in names:
         return sampling
@@ -126,11 +126,12 @@ CHAINS += [
     pytest.param(each, id=" ".join(each.samplers), marks=() if n < 4 else pytest.mark.long)
     for n, each in enumerate(some_orders(20))
 ]
-"""Any order's shares are held against llama.cpp's below; here, draws against the shares."""
+"""Distributions of any order are compared with llama.cpp's below; here, draws with
+distributions."""
 
 
 def native_shares(sampling: Sampling, said: Sequence[int], logits: Row, model: Model) -> Any:
-    """The shares with and without xtc, in the proportion of its probability."""
+    """Return the distributions with and without xtc, mixed by its probability."""
     mixed: dict[int, float] = defaultdict(float)
     p = sampling.xtc_probability
     for share, without in ((p, False), (1 - p, True)):
@@ -148,7 +149,7 @@ N_DRAWS = 2000
 
 @pytest.mark.parametrize("sampling", CHAINS)
 def test_tokens_come_as_often_as_from_llama_cpp(sampling: Sampling, model: Model) -> None:
-    """By chi-square, over the draws that a request's dice make."""
+    """By chi-square, over a request's draws."""
     logits = row(model.n_vocab, 3.0)
     before = logits.copy()
     expected = native_shares(sampling, SAID, logits, model)
@@ -158,12 +159,12 @@ def test_tokens_come_as_often_as_from_llama_cpp(sampling: Sampling, model: Model
     assert drawn.keys() <= expected.keys()
     statistic, n_cells = chi_square(drawn, expected)
     print(f"chi-square {statistic:.1f} in {n_cells} cells")
-    # Mean n - 1, deviation sqrt(2(n - 1)): six deviations come once in many millions.
+    # Mean n - 1, deviation sqrt(2(n - 1)): six deviations occur once in many millions.
     assert statistic <= (n_cells - 1) + 6 * math.sqrt(2 * max(n_cells - 1, 1)) + 6
 
 
 def chi_square(drawn: Counter[int], expected: dict[int, float]) -> tuple[float, int]:
-    """Of the tokens that should come five times or more; the others are one cell."""
+    """Over the tokens with an expected count of five or more; the others are one cell."""
     cells: list[tuple[float, float]] = []
     rest_drawn = rest_expected = 0.0
     for token, share in expected.items():
@@ -179,7 +180,7 @@ def chi_square(drawn: Counter[int], expected: dict[int, float]) -> tuple[float, 
 @st.composite
 def samplings(draw: st.DrawFn) -> Sampling:
     def maybe(off: float, low: float, high: float) -> float:
-        # In steps: where a cut's border is as fine as rounding, single precision decides.
+        # In coarse steps, because rounding decides at a cut's exact boundary.
         steps = st.integers(math.ceil(low * 128), math.floor(high * 128))
         return draw(st.just(off) | steps.map(lambda n: n / 128))
 
@@ -236,7 +237,7 @@ def test_any_chain_is_llama_cpp_s(
 def test_a_gap_is_filled_as_by_llama_cpp(
     model: Model, count: int, share: float, spread: float, end: float, seed: int
 ) -> None:
-    """Behind the samplers that plug-ins of editors send with it, with likely and unlikely ends."""
+    """After the samplers that editor plug-ins send with it, with likely and unlikely ends."""
     order = ("top_k", "top_p", "infill")
     ends = tuple((token, end) for token in sorted(model.eog))
     sampling = Sampling(1, samplers=order, top_k=count, top_p=share, logit_bias=ends)
@@ -248,7 +249,7 @@ def test_a_gap_is_filled_as_by_llama_cpp(
 
 
 def test_xtc_leaves_a_token_that_may_be_drawn_whatever_its_threshold() -> None:
-    """To it, as to llama.cpp's, a forbidden one was the least likely of those above 0."""
+    """As in llama.cpp, a forbidden one used to count as the least likely of those above 0."""
     chain = Chain(Sampling(1, xtc_probability=1.0, xtc_threshold=0.0), {}, Undo(), 4)
     row = np.array([3, 2, -np.inf, 1], np.float32)
     assert [chain.draw(row, number, 0.0) for number in (0.0, 0.999)] == [3, 3]
@@ -270,7 +271,7 @@ LEARNING = ("adaptive_p", "mirostat 1", "mirostat 2")
 
 @pytest.mark.parametrize("name", LEARNING)
 def test_what_a_chain_learns_is_what_llama_cpp_learns(name: str, model: Model) -> None:
-    """Both take the tokens that llama.cpp draws, and have the same odds after each."""
+    """Both accept the tokens that llama.cpp draws, and have the same probabilities after each."""
     sampling = Sampling(3, post_sampling_probs=True, **ACTIVE[name])
     ours = chain_of(sampling, (), model.n_vocab)
     flat: Any = library.load()
@@ -350,7 +351,7 @@ def test_a_repetition_is_found_whether_it_was_read_or_written(
 
 
 def test_a_text_that_repeats_itself_takes_no_longer() -> None:
-    """However long a repetition may be: others wait for their turn in the intake."""
+    """However long a repetition may be, because others wait for their turn in the intake."""
     sampling = Sampling(1, dry_multiplier=1.0, dry_allowed_length=10**9, dry_penalty_last_n=-1)
     began = time.thread_time()
     Dry(sampling, [5] * 20_000, {}, 1000, Undo())

@@ -1,4 +1,4 @@
-"""The types of the KV cache and what changes positions, as llama.cpp takes them."""
+"""The types of the KV cache and the settings of positions in llama.cpp."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from worker.wire.engine_settings import KvType
 
 
 def logits(options: ContextOptions) -> npt.NDArray[np.float32]:
-    """Behind forty tokens of the bundled model."""
+    """Return the logits after forty tokens of the bundled model."""
     model = Model(str(bundled_gguf("f32")))
     context, batch = Context(model, options), Batch(40)
     try:

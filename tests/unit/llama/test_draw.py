@@ -1,7 +1,7 @@
 """Draws against llama.cpp's own sampler chains: the same tokens, with the same probabilities.
 
-A draw is a function of the logits and of one number from [0, 1). So its distribution is read off
-by numbers that lie evenly, without chance.
+A draw is a function of the logits and of one number from [0, 1). So evenly spaced numbers measure
+its distribution without randomness.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from worker.llama.penalties import Penalties
 from worker.wire.sampling import Sampling
 
 SMALL, BLOCKS = 700, 9_001
-"""Vocabularies below and above what is summed in blocks."""
+"""Vocabularies below and above the size that is summed in blocks."""
 
 
 def native(logits: Row, sampling: Sampling) -> dict[int, float]:
-    """What llama.cpp's samplers leave of the logits, as probabilities."""
+    """Return the result of llama.cpp's samplers, as probabilities."""
     with native_chain(sampling, (), len(logits)) as chain:
         return applied(chain, logits)[0]
 
@@ -79,7 +79,7 @@ def test_a_nucleus_that_is_most_of_the_vocabulary(sampling: Sampling) -> None:
     drawn = {chain_of(sampling).draw(flat_row, (i + 0.5) / 400) for i in range(400)}
     assert drawn <= expected.keys()
     kept = top_p(sampling.top_p, 0, Kept(flat_row, None, False, BLOCKS))
-    # Sums of thousands of equal weights end within rounding of each other.
+    # Sums of thousands of equal weights are equal up to rounding.
     assert abs(kept.size - len(expected)) <= 3
 
 
@@ -131,7 +131,7 @@ def test_dice_are_even_and_those_of_neighbours_are_not_alike() -> None:
 def test_penalties_are_llama_cpp_s_and_leave_no_trace(
     penalties: tuple[float, float, float], last_n: int | None
 ) -> None:
-    """Without a window, repetition counts prompt and answer, the others the answer only."""
+    """Without a window, repetition counts prompt and answer, the others only the answer."""
     logits, prompt, said = row(SMALL), [5, 6, 7, 7, 9], [9, 11, 11, 400, *range(100, 300)]
     before, undo = logits.copy(), Undo()
     repetition, frequency, presence = penalties

@@ -49,7 +49,7 @@ def test_what_binds_threads_of_openmp_leaves_the_processs_cpus(tmp_path: Path) -
     subprocess.run([sys.executable, "-c", BOUND], env=environment, check=True)
 
 
-@pytest.mark.skipif(sys.platform == "darwin", reason="there all names are UTF-8")
+@pytest.mark.skipif(sys.platform == "darwin", reason="all names are UTF-8 there")
 @pytest.mark.parametrize(
     "act",
     [
@@ -147,7 +147,7 @@ def test_an_abort_ends_a_decode(model: Model) -> None:
 def test_an_abort_while_a_device_computes_is_none_of_the_next_batch(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A GPU is waited for after its work is given to it."""
+    """GPU work is awaited after it has been submitted."""
     context, batch = Context(model, ContextOptions(n_ctx=512, threads=1)), Batch(512)
     batch.add(0, 0, [5] * 64, logits=True)
     wait = context._flat.llama_synchronize
@@ -195,7 +195,7 @@ def test_a_vocabulary_alone_loads_no_weights() -> None:
 def test_states_go_from_one_layout_of_the_cells_to_another(
     model: Model, monkeypatch: pytest.MonkeyPatch, is_large: bool
 ) -> None:
-    if is_large:  # as states of large models are
+    if is_large:  # like states of large models
         monkeypatch.setattr("worker.llama.context._MAPPED_BYTES", 0)
     layouts = [(4, False), (4, True), (8, False), (2, False), (1, False)]
     tokens = [3 + n % 200 for n in range(90)]
@@ -226,13 +226,13 @@ def test_states_go_from_one_layout_of_the_cells_to_another(
 
 
 def _mapped_bytes(path: Path) -> int:
-    """How much of a file is in this process's memory by a mapping."""
+    """Return how much of a file is mapped into this process's memory."""
     mappings = Path("/proc/self/smaps").read_text().split("VmFlags:")
     told = [each.split("Rss:")[1].split()[0] for each in mappings if f"{path.resolve()}\n" in each]
     return 1024 * sum(map(int, told))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what is in memory")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux reports what is in memory")
 def test_what_the_load_has_read_is_given_back_and_comes_again(model: Model) -> None:
     path = bundled_gguf("f32")
 

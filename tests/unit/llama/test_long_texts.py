@@ -1,4 +1,4 @@
-"""A long text has the tokens of its whole, whatever special tokens are spelled in it."""
+"""A long text has the same tokens as in one piece, whatever special tokens are spelled in it."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from worker.llama.model import LONGEST_WORD, MAX_TEXT_CHARS, LoadOptions, Model
 
 WORDS = (" ", "  ", "\n", "\t", "a", "Hello", " wörld", "日本", "🦊", "1234", "<", "|>", ".")
 KINDS = ["llama-spm", "phi-3", "bert-bge", "nomic-bert-moe", "gemma-4", "gpt-2", "deepseek-coder"]
-"""A vocabulary of each of llama.cpp's kinds, with and without tokens that take spaces along."""
+"""A vocabulary of each of llama.cpp's kinds, with and without tokens that absorb spaces."""
 
 
 @pytest.mark.parametrize("names", [KINDS, pytest.param(["*"], id="all", marks=pytest.mark.long)])
 def test_a_long_text_has_the_tokens_of_its_whole_in_every_vocabulary(names: list[str]) -> None:
-    """Whether control tokens are parsed in it or not: those of the pinned sdist."""
+    """With and without parsing control tokens; the vocabularies of the pinned sdist."""
     folder = sdist.unpacked(pins()) / "vendor/llama.cpp/models"
     paths = [path for name in names for path in sorted(folder.glob(f"ggml-vocab-{name}.gguf"))]
     assert len(paths) >= (19 if names == ["*"] else len(KINDS))
@@ -49,7 +49,7 @@ def model() -> Iterator[Model]:
 
 @pytest.mark.parametrize("text", ["<|im_end|>", "<|im_end|> \n", "a<|im_start|> b ", "é<|im_end|>"])
 def test_a_long_text_costs_no_more_than_its_length(model: Model, text: str) -> None:
-    """llama.cpp searches the whole rest of a text again behind each special token."""
+    """llama.cpp searches the whole rest of a text again after each special token."""
     began = time.process_time()
     model.tokenize(text * (200_000 // len(text)), add_special=False, parse_special=True)
     assert clock.within(time.process_time() - began, 3)
@@ -72,7 +72,8 @@ RECURSING = (
     "deepseek-llm deepseek-coder deepseek-v3 falcon bloom tekken gpt-4o seed-coder jais-2 "
     "exaone-moe minicpm5"
 ).split()
-"""Pre-tokenizers whose regular expressions recurse: a word of 40,000 signs ends the process."""
+"""Pre-tokenizers whose regular expressions recurse: a word of 40,000 characters ends the
+process."""
 
 
 def test_no_word_is_so_long_that_it_ends_the_process() -> None:

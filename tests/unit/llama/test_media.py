@@ -1,4 +1,4 @@
-"""What a projector makes of a picture, beside what transformers makes of it, and what waits."""
+"""A projector's embeddings of a picture, compared with transformers', and pending media."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def projecting(
     among_nan: bool = False,
     **options: Any,
 ) -> Iterator[Projector]:
-    """A projector beside a model, a random one of the usual width unless it is given; `among_nan`:
-    in memory that held NaN before."""
+    """A projector beside a model, by default a random one of the usual width; `among_nan`: in
+    memory that contained NaN before."""
     model = Model(str(beside or random_model("dense")), LoadOptions(mmap=False))
-    line_break = line_break_of(read_header(path))  # else memory as it lies there decides
+    line_break = line_break_of(read_header(path))  # otherwise uninitialised memory decides
     with closing(model):
         if among_nan:
             _leave_nan_in_free_memory()
@@ -55,14 +55,14 @@ def projecting(
 
 
 def chunks_of(projector: Projector, width: int, height: int) -> list[MediaChunk]:
-    """Of a black picture."""
+    """Return the chunks of a black picture."""
     pieces = projector.picture(width, height, bytes(3 * width * height))
     return [piece for piece in pieces if isinstance(piece, MediaChunk)]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_embeddings_are_those_of_transformers(name: str) -> None:
-    """Of the file that `llorch-convert --mmproj` made of the checkpoint."""
+    """With the file that `llorch-convert --mmproj` made from the checkpoint."""
     expected = np.load(DATA / name / "expected.npz")
     pixels, wanted = expected["pixels"], expected["rows"]
     architecture = "qwen3vl" if wanted.shape[1] > 64 else None
@@ -73,7 +73,7 @@ def test_embeddings_are_those_of_transformers(name: str) -> None:
         chunks = [piece for piece in pieces if isinstance(piece, MediaChunk)]
         assert chunks
         for rows in map(projector.encode, chunks):
-            if name == "pixtral":  # each line but the last ends with a row that the model knows
+            if name == "pixtral":  # each line except the last ends with a row from the model
                 rows = np.delete(rows, slice(width // 8, None, width // 8 + 1), axis=0)
             difference = np.abs(rows - wanted).max() / np.abs(wanted).max()
             print(f"{name}: {rows.shape}, {difference:.1e}")
@@ -82,7 +82,7 @@ def test_embeddings_are_those_of_transformers(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_that_an_encoding_moves_is_seen_and_changes_no_bit_of_it(name: str) -> None:
-    """By another process, in the middle of it."""
+    """By another process, during the encoding."""
     pixels = np.load(DATA / name / "expected.npz")["pixels"]
     height, width, _ = pixels.shape
     beside = random_model("dense", renamed=AROUND_TILES)
@@ -104,7 +104,7 @@ def test_that_an_encoding_moves_is_seen_and_changes_no_bit_of_it(name: str) -> N
 
 @pytest.mark.parametrize("seed", range(20))
 def test_breaks_between_lines_are_known_whatever_lay_in_memory(seed: int) -> None:
-    """libmtmd makes them of memory as it lies there, times 0, and NaN stays NaN."""
+    """libmtmd computes them from uninitialised memory times 0, where NaN stays NaN."""
     random = np.random.default_rng(seed)
     n_columns, n_lines = random.integers((1, 2), 9)
     line_break = random.standard_normal(4, dtype=np.float32)
@@ -137,7 +137,7 @@ def _leave_nan_in_free_memory() -> None:
     libc = ctypes.CDLL(None)
     libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
     libc.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
-    libc.free(libc.malloc(31 << 20))  # from here on, blocks of up to this size lie in the heap
+    libc.free(libc.malloc(31 << 20))  # from here on, blocks of up to this size are in the heap
     blocks = [libc.malloc(15 << 20) for _ in range(4)]
     for block in blocks:
         libc.memset(block, 0xFF, 15 << 20)
@@ -174,12 +174,12 @@ def test_a_pictures_tokens_are_bounded_by_kind_file_and_context() -> None:
     assert planned(1 << 17, **dots, spatial_merge_size=1) == planned(1 << 17, **dots)
     with projecting(header.path, most_tokens=64) as projector:
         [chunk] = chunks_of(projector, 900, 700)
-    assert chunk.n_tokens <= 64 + 8  # a row at each line's end beside the picture's own
+    assert chunk.n_tokens <= 64 + 8  # a row at each line's end in addition to the picture's
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 1.0])
 def test_an_mp3_ends_where_its_tag_says(share: float) -> None:
-    """As libmtmd's own decoder has it; the tag may tell less than there is."""
+    """Like libmtmd's own decoder; the tag may state less than there is."""
     noise = np.random.default_rng(0).uniform(-0.5, 0.5, 4 * 44_100)
     soundfile.write(file := io.BytesIO(), noise, 44_100, format="MP3", bitrate_mode="VARIABLE")
     encoded = bytearray(file.getvalue())
@@ -210,7 +210,7 @@ def test_a_wav_that_was_written_into_a_pipe_is_heard_to_its_end(told: int, befor
 
 
 def test_decoded_media_that_wait_are_bounded() -> None:
-    """What a request that has gone held makes room for the next ones."""
+    """The media of a finished request make room for the next ones."""
 
     class Decoded:
         def decode(self, medium: Medium, sample_rate: int, most_seconds: float) -> Picture:

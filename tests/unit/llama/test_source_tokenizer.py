@@ -1,4 +1,4 @@
-"""What a model's own tokenizer does to a text before llama.cpp's, around special tokens."""
+"""The steps of a model's own tokenizer before llama.cpp's, around special tokens."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def parts(
     *,
     parse_special: bool = True,
 ) -> list[int | str]:
-    """The special tokens of a text, and the texts between them as llama.cpp gets them."""
+    """Return the special tokens of a text, and the texts between them as llama.cpp gets them."""
     between: list[str] = []
 
     def encode(prepared: str) -> list[int]:
@@ -43,7 +43,7 @@ def parts(
     ("steps", "text", "expected"),
     [
         (["nfc"], "e\u0301", ["\u00e9"]),
-        # A mark behind a special token belongs to no character of it.
+        # A combining mark after a special token does not belong to its characters.
         (["nfc"], "<|end|>\u0338a", [2, "\u0338a"]),
         (["nfc"], "a<|end|><|end|>b", ["a", 2, 2, "b"]),
         (["space-first"], "a<s>b", [" a", 1, "b"]),
@@ -77,7 +77,7 @@ def test_words_are_cut_by_each_expression_in_turn() -> None:
 
 
 def test_words_are_kept_unless_they_are_long() -> None:
-    """A client's words of megabytes would stay in memory."""
+    """Otherwise a client's words of megabytes would stay in memory."""
     asked: list[str] = []
 
     def counted(word: str) -> list[int]:

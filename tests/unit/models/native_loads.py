@@ -2,9 +2,9 @@
 
 `python -m tests.unit.models.native_loads MODEL SCRATCH N [ADAPTER]`: N random changes of one byte
 of the header, then each number of the metadata at its extremes and with its high bits changed (all
-of them only if N is large). With an adapter it is the adapter's header that is damaged, and the
-model stays as it is. Only what our own checks let through is loaded. Prints one JSON object:
-outcomes by name, and a description of each that died by a signal.
+of them only if N is large). With an adapter the adapter's header is damaged instead of the model's.
+Only files that pass our own checks are loaded. Prints one JSON object: outcomes by name, and a
+description of each that died by a signal.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MANY = 1000
 
 
 def value_places(raw: bytes | bytearray, header: GgufHeader) -> Iterator[tuple[str, str, int]]:
-    """Key, type and offset of each value that is no array."""
+    """Yield key, type and offset of each value that is not an array."""
     position = 24
     for key, kind in header.types.items():
         position += 8 + struct.unpack_from("<Q", raw, position)[0] + 4
@@ -60,7 +60,7 @@ def value_places(raw: bytes | bytearray, header: GgufHeader) -> Iterator[tuple[s
 
 
 def damaged(source: Path, target: Path, key: str, byte: int) -> Path:
-    """A copy of a GGUF in which the first byte of one value is another."""
+    """Return a copy of a GGUF with another first byte of one value."""
     header, raw = read_header(source), bytearray(source.read_bytes())
     raw[next(place for each, _, place in value_places(raw, header) if each == key)] = byte
     target.write_bytes(raw)
@@ -68,7 +68,7 @@ def damaged(source: Path, target: Path, key: str, byte: int) -> Path:
 
 
 def damages(raw: bytes, header: GgufHeader, count: int) -> Iterator[tuple[str, int, bytes]]:
-    """What is changed, where, and to which bytes."""
+    """Yield what to change, where, and to which bytes."""
     draw = random.Random(20)
     for _ in range(count):
         place = draw.randrange(4, header.tensors[0].offset)
@@ -85,7 +85,7 @@ def damages(raw: bytes, header: GgufHeader, count: int) -> Iterator[tuple[str, i
 
 
 def load_and_decode(given: Path | Model, adapter_path: Path | None) -> None:
-    """The exit code says how far it came: 0 decoded, 3 refused."""
+    """Load and decode; the exit code is 0 if it decoded, 3 if it was refused."""
     try:
         model = given if isinstance(given, Model) else Model(str(given))
         if adapter_path is not None:
@@ -103,7 +103,7 @@ def load_and_decode(given: Path | Model, adapter_path: Path | None) -> None:
 
 
 def outcome_of(model: Path | Model, adapter: Path | None = None) -> str:
-    """What llama.cpp does in a process of its own, with files or with a model that is loaded."""
+    """Return the outcome in llama.cpp in a separate process, with files or with a loaded model."""
     child = os.fork()
     if child == 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -1,7 +1,7 @@
-"""Gives tensors of a model and of its adapter every type there is; prints what llama.cpp does.
+"""Gives tensors of a model and of its adapter every type; prints llama.cpp's behaviour.
 
 `python -m tests.unit.models.native_types MODEL ADAPTER SCRATCH` prints one JSON object: for each
-tensor and type, what `outcome_of` says, or "refused by us".
+tensor and type, the result of `outcome_of`, or "refused by us".
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FACTORS = ("blk.0.attn_q.weight.lora_a", "blk.0.attn_q.weight.lora_b")
 
 
 class Retyper:
-    """Writes a file anew, with zeros of another type in one tensor."""
+    """Rewrites a file, with zeros of another type in one tensor."""
 
     def __init__(self, source: Path) -> None:
         self._reader = gguf.GGUFReader(source)
@@ -40,7 +40,8 @@ class Retyper:
         ]
 
     def write(self, target: Path, name: str, kind: gguf.GGMLQuantizationType) -> bool:
-        """Whether that type has rows of the tensor's length; if not, nothing is written."""
+        """Write it; returns false, without writing, if the type cannot have rows of the tensor's
+        length."""
         writer = gguf.GGUFWriter(target, self._architecture)
         for key, value, (outer, *inner) in self._values:
             writer.add_key_value(key, value, outer, sub_type=inner[-1] if inner else None)

@@ -1,4 +1,4 @@
-"""What `--override-kv` and `--control-vector` make of a model, before native code sees it."""
+"""The effect of `--override-kv` and `--control-vector` on a model, before native code sees it."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def test_the_header_is_that_of_the_changed_file() -> None:
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("llama.block_count=float:2", "2.0 is not a uint32"),
-        ("llama.block_count=int:-1", "-1 is not a uint32"),
-        ("general.name=bool:true", "True is not a string"),
+        ("llama.block_count=float:2", "2.0 does not fit its type, uint32"),
+        ("llama.block_count=int:-1", "-1 does not fit its type, uint32"),
+        ("general.name=bool:true", "True does not fit its type, string"),
         ("tokenizer.ggml.tokens=str:a", "it is a list in the file"),
         ("general.alignment=int:64", "it describes the file"),
         ("split.count=int:2", "it describes the file"),

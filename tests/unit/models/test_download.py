@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def partial_of(tmp_path: Path, content: bytes) -> Path:
-    """Where a file grows before it is whole."""
+    """Return the path of a partial file."""
     name = f"{hashlib.sha256(content).hexdigest()}.incomplete"
     partial = tmp_path / "cache/hub/models--o--r/blobs" / name
     partial.parent.mkdir(parents=True)
@@ -83,7 +83,7 @@ def test_a_cache_that_cannot_be_written_serves_what_it_has(hub: Hub, tmp_path: P
     hub.repos["o/r"] = Repo({"m.gguf": content})
     cache = tmp_path / "cache"
     first, _ = fetch("hf:o/r", cache)
-    for name in (".locks", "models--o--r/files"):  # a file bars the way, for root, too
+    for name in (".locks", "models--o--r/files"):  # a file blocks the path, also for root
         shutil.rmtree(cache / "hub" / name)
         (cache / "hub" / name).write_text("a file")
     hub.requests.clear()
@@ -93,7 +93,7 @@ def test_a_cache_that_cannot_be_written_serves_what_it_has(hub: Hub, tmp_path: P
 
 
 def test_another_user_can_read_all_of_a_cache(hub: Hub, tmp_path: Path, gguf_bytes: bytes) -> None:
-    """As where an image has the model, and its worker another user."""
+    """For example if an image contains the model and its worker runs as another user."""
     hub.repos["o/r"] = Repo({"m.gguf": gguf_bytes})
     before = os.umask(0o022)
     try:
@@ -163,7 +163,7 @@ def kill_midway(script: str, hub: Hub, tmp_path: Path, content: bytes) -> Path:
 
 
 def test_a_killed_download_resumes_where_it_was(hub: Hub, tmp_path: Path) -> None:
-    """The whole process is killed mid-way; the next one asks for the missing part alone."""
+    """The whole process is killed midway; the next one requests only the missing part."""
     content = os.urandom(22 * 2**20)
     blobs = kill_midway(OURS, hub, tmp_path, content)
     got, told = fetch("hf:o/r::file=m.gguf", tmp_path / "cache")
@@ -176,7 +176,8 @@ def test_a_killed_download_resumes_where_it_was(hub: Hub, tmp_path: Path) -> Non
 
 
 def test_the_library_itself_does_not_resume(hub: Hub, tmp_path: Path) -> None:
-    """Why `hub/transfer` does: when this fails, `hf_hub_download` alone is enough."""
+    """This is why `hub/transfer` exists: when this test fails, `hf_hub_download` alone is
+    enough."""
     kill_midway(THE_LIBRARYS, hub, tmp_path, os.urandom(22 * 2**20))
     hf_hub_download("o/r", "m.gguf", cache_dir=tmp_path / "cache/hub")
     assert [h.get("range") for path, h in hub.bodies() if path.startswith("/blobs/")] == [None]
@@ -185,8 +186,8 @@ def test_the_library_itself_does_not_resume(hub: Hub, tmp_path: Path) -> None:
 def test_a_branch_that_moves_while_the_storage_fails_keeps_the_old_snapshot(
     hub: Hub, tmp_path: Path, gguf_bytes: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The hub names the new commit, its storage does not deliver: the old files serve, online
-    and offline, until the new ones are whole."""
+    """The hub names the new commit, but its storage fails: the old files are used, online and
+    offline, until the new ones are complete."""
     repo = hub.repos["o/r"] = Repo({"m.gguf": gguf_bytes})
     first, _ = fetch("hf:o/r::file=m.gguf", tmp_path / "cache")
     repo.branches["main"] = OTHER_COMMIT
@@ -205,7 +206,7 @@ def test_a_branch_that_moves_while_the_storage_fails_keeps_the_old_snapshot(
 def test_a_partial_file_that_cannot_be_continued_is_thrown_away(
     hub: Hub, tmp_path: Path, garbage_bytes: int
 ) -> None:
-    """As it is damaged, or the server knows no ranges."""
+    """Because it is damaged, or the server does not support ranges."""
     content = os.urandom(11 * 2**20)
     hub.repos["o/r"] = Repo({"m.gguf": content})
     hub.ignore_ranges = garbage_bytes == 0
@@ -217,7 +218,7 @@ def test_a_partial_file_that_cannot_be_continued_is_thrown_away(
 def test_a_partial_file_longer_than_the_storages_is_no_beginning_of_it(
     hub: Hub, tmp_path: Path
 ) -> None:
-    """The hub announces more than its storage has: the storage refuses the range (416)."""
+    """The hub announces more than its storage has, so the storage refuses the range (416)."""
     content = os.urandom(11 * 2**20)
     hub.repos["o/r"] = Repo({"m.gguf": content})
     hub.stored_instead["m.gguf"] = content[: 10 * 2**20]
@@ -246,7 +247,7 @@ def test_a_damaged_cached_file_is_fetched_again(
 def test_so_is_a_copy_that_was_broken_off(
     hub: Hub, tmp_path: Path, gguf_bytes: bytes, names: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where links are not possible, the library copies a blob to its place."""
+    """If links are not possible, the library copies a blob to its place."""
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_SYMLINKS", True)
     hub.repos["o/r"] = Repo(dict.fromkeys(names, gguf_bytes))
     got, _ = fetch(f"hf:o/r::file={names[0]}", tmp_path / "cache")
@@ -291,7 +292,7 @@ def test_two_workers_download_once(hub: Hub, tmp_path: Path) -> None:
 def test_what_another_worker_fetches_meanwhile_is_left_to_it(
     hub: Hub, tmp_path: Path, gguf_bytes: bytes
 ) -> None:
-    """It may load the file by then."""
+    """It may already be loading the file."""
     hub.repos["o/r"] = Repo({"m.gguf": gguf_bytes})
     with pytest.MonkeyPatch.context() as patch:
 

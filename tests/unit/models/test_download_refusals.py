@@ -1,4 +1,4 @@
-"""Downloads that must not succeed, and whatever must not leak: each refusal is told apart."""
+"""Downloads that must fail, and secrets that must not leak: each refusal has its own message."""
 
 from __future__ import annotations
 
@@ -283,7 +283,7 @@ def test_a_full_disk_is_told_with_both_numbers(
 
 
 def test_a_disk_that_fills_up_mid_way(hub: Hub, tmp_path: Path) -> None:
-    """The file size limit of a child process ends the writing as a full disk does."""
+    """The file size limit of a child process acts like a full disk."""
     content = os.urandom(3 * 2**20)
     hub.repos["o/r"] = Repo({"m.gguf": content})
     script = (

@@ -1,4 +1,4 @@
-"""Downloads of more than one file, and the way from an alias to a checked model."""
+"""Downloads of several files, and the path from an alias to a checked model."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def test_all_parts_of_a_split_model(hub: Hub, tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_that_was_broken_off_is_fetched_to_its_end(hub: Hub, tmp_path: Path) -> None:
-    """Also where what is there would do: a small file, a pooling, a shard that no index lists."""
+    """Even if the existing files would do: a small file, a pooling, or an unlisted shard may be
+    missing."""
     files = {p.name: p.read_bytes() for p in bundled_folder().iterdir() if p.is_file()}
     shard = files.pop("model.safetensors")
     files |= {"weights-1.safetensors": shard, "weights-2.safetensors": shard}
@@ -59,7 +60,7 @@ def test_a_checkpoint_that_was_broken_off_is_fetched_to_its_end(hub: Hub, tmp_pa
 def test_a_checkpoint_in_the_users_cache_is_not_fetched_again(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If it is whole, which only the hub's list tells."""
+    """If it is complete, which only the hub's listing shows."""
     files = {p.name: p.read_bytes() for p in bundled_folder().iterdir() if p.is_file()}
     hub.repos["o/r"] = Repo(files | {"chat_template.jinja": b"{{ messages }}"})
     theirs, _ = fetch("hf:o/r", tmp_path / "users")

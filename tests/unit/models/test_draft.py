@@ -1,4 +1,4 @@
-"""Which models may guess for another: they speak the same tokens."""
+"""Draft models must have the same vocabulary."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def refused(draft: Path, model: Path) -> str:
 
 
 def test_vocabularies_may_differ_in_what_comes_last(tmp_path: Path) -> None:
-    """As families pad theirs; the first token that is another one is named."""
+    """As families pad theirs; the first different token is named."""
     model = write(tmp_path / "model.gguf", Shape())
     longer = write(tmp_path / "longer.gguf", Shape(vocabulary=400))
     assert found(longer, model) == DraftFile(str(longer), str(longer))

@@ -1,4 +1,4 @@
-"""Headers of real GGUF files: what they say, and how each kind of damage is told."""
+"""Headers of real GGUF files: their content, and the error for each kind of damage."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_a_large_vocabulary_is_read_fast(tmp_path: Path) -> None:
     vocab = [f"word{index}" for index in range(150_000)]
     path = write_gguf(tmp_path / "m.gguf", vocab=vocab, tensors=False)
     read_header(path)
-    started = time.process_time()  # which does not pass while other processes have the CPU
+    started = time.process_time()  # which does not advance while other processes have the CPU
     header = read_header(path)
     elapsed = time.process_time() - started
     assert header.vocab_size == 150_000
@@ -200,8 +200,8 @@ def key(name: str, kind: int, raw: bytes) -> bytes:
         (file_with([], [key("general.alignment", 4, struct.pack("<I", 0))]), "power of two"),
         (file_with([], [key("general.alignment", 4, struct.pack("<I", 48))]), "power of two"),
         (file_with([], [key("general.alignment", 8, struct.pack("<Q", 0))]), "not a uint32"),
-        (file_with([], [key("general.name", 4, bytes(4))]), "instead of a string"),
-        (file_with([], [key("llama.block_count", 5, b"\xff" * 4)]), "not an unsigned integer"),
+        (file_with([], [key("general.name", 4, bytes(4))]), "uint32 instead of string"),
+        (file_with([], [key("llama.block_count", 5, b"\xff" * 4)]), "its type is int32"),
         (file_with([], [key("llama.pooling_type", 4, b"\x09\0\0\0")]), "unknown pooling type 9"),
         (file_with([], [key("tokenizer.ggml.tokens", 9, struct.pack("<IQ", 4, 1))]), "of strings"),
     ],
@@ -266,7 +266,7 @@ def test_what_cannot_be_served_is_refused(
     "odd",
     [
         {"vocab": BYTES, "overrides": {"tokenizer.ggml.model": "llama"}},
-        # The other bytes are in no text.
+        # No text contains the other bytes.
         {
             "vocab": BYTES[:0xC0] + BYTES[0xC2:0xF5],
             "overrides": {"tokenizer.ggml.model": "llama"},
@@ -308,7 +308,7 @@ def test_split_faults(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="named as the first part of a split model but is not"):
         read_header(paths[0])
     key = b"split.tensors.count"
-    value = first.index(key) + len(key) + 4  # behind its type
+    value = first.index(key) + len(key) + 4  # after its type
     paths[0].write_bytes(first[:value] + b"\x09" + first[value + 1 :])
     with pytest.raises(ModelError, match="its parts hold 3 tensors, but it announces 9"):
         read_header(paths[0])
@@ -373,7 +373,7 @@ def test_a_known_header_is_used_while_the_file_is_the_same(tmp_path: Path) -> No
     of_one_size.replace(path)
     assert current_header(known, path).name == "Two of it"
     known = packed(read_header(path))
-    write_gguf(path, overrides={"general.name": "One model"})  # the same file with another time
+    write_gguf(path, overrides={"general.name": "One model"})  # the same file with another mtime
     assert current_header(known, path).name == "One model"
     other = write_gguf(tmp_path / "other.gguf")
     assert current_header(known, other).path == other

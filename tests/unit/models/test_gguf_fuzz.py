@@ -1,7 +1,7 @@
 """Damage of every kind to a real GGUF's header: a clear error or a success, never anything else.
 
-Each damaged file is read in this process, so an escape (another exception, a loop, a blow-up of
-memory) fails the test itself.
+Each damaged file is read in this process, so any other effect (another exception, a loop, a memory
+blow-up) fails the test itself.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FOUND_NO_FAULT = "no fault"
 
 
 def outcome(path: Path) -> str:
-    """The message of the one error that is allowed, or `FOUND_NO_FAULT`."""
+    """Return the message of the only allowed error, or `FOUND_NO_FAULT`."""
     try:
         header = read_header(path)
         check_servable(header)
@@ -45,7 +45,7 @@ def outcome(path: Path) -> str:
 
 @pytest.fixture(scope="module")
 def sample(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, int]:
-    """A whole small file, and where its data section starts."""
+    """Return a small file, and the start of its data section."""
     path = write_gguf(tmp_path_factory.mktemp("sample") / "m.gguf", vocab=["a", "bc", "def"])
     return path.read_bytes(), read_header(path).tensors[0].offset
 
@@ -59,7 +59,7 @@ def test_every_header_byte_flipped(tmp_path: Path, sample: tuple[bytes, int]) ->
         for value in (whole[index] ^ 0xFF, whole[index] ^ 0x01):
             path.write_bytes(whole[:index] + bytes([value]) + whole[index + 1 :])
             faults += outcome(path) != FOUND_NO_FAULT
-    # Most bytes of a header are text, where another letter is no fault; lengths and types are.
+    # Most bytes of a header are text, where changes are harmless, unlike in lengths and types.
     assert faults > data_start / 4
     assert time.process_time() - started < 120
 
@@ -76,7 +76,7 @@ def test_truncation_at_every_boundary(tmp_path: Path, sample: tuple[bytes, int])
 
 
 def test_every_64_bit_field_made_huge(tmp_path: Path, sample: tuple[bytes, int]) -> None:
-    """Whatever eight bytes mean (a count, a length, an offset), a huge one costs no memory."""
+    """Whatever eight bytes mean (a count, a length, an offset), a huge value costs no memory."""
     whole, data_start = sample
     path = tmp_path / "m.gguf"
     tracemalloc.start()
@@ -110,7 +110,7 @@ def test_any_bytes_behind_the_magic(
 
 
 class CutMeanwhile(io.FileIO):
-    """A file that is cut to `left_bytes` just before its n-th block is read."""
+    """A file that is truncated to `left_bytes` just before its n-th block is read."""
 
     def __init__(self, path: Path, n_reads: int, left_bytes: int) -> None:
         super().__init__(path)
@@ -128,7 +128,7 @@ class CutMeanwhile(io.FileIO):
 def test_a_file_that_is_cut_while_it_is_read(
     tmp_path_factory: pytest.TempPathFactory, n_reads: int, left: float
 ) -> None:
-    """Each block of 128 bytes may be the first that is no longer there."""
+    """Each block of 128 bytes may be the first missing one."""
     path = write_gguf(tmp_path_factory.mktemp("cut") / "m.gguf", vocab=["a", "bc"], tensors=False)
     left_bytes = int(path.stat().st_size * left)
 
@@ -141,7 +141,7 @@ def test_a_file_that_is_cut_while_it_is_read(
 
 
 def test_a_cut_file_ends_no_process(tmp_path: Path) -> None:
-    """As a mapped file would, by SIGBUS."""
+    """A mapped file would, by SIGBUS."""
     path = write_gguf(tmp_path / "m.gguf", vocab=[f"token {n}" for n in range(200_000)])
     script = (
         "import os, sys; from worker.models.gguf.header import read_header\n"
@@ -157,7 +157,7 @@ def test_a_cut_file_ends_no_process(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("n_strings", [2**24, 2**27])
 def test_a_sparse_file_cannot_buy_minutes(tmp_path: Path, n_strings: int) -> None:
-    """Empty strings of eight zero bytes each cost an attacker nothing: their number is limited."""
+    """Empty strings of eight zero bytes cost an attacker nothing, so their number is limited."""
     name = b"x"
     head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1)
     head += struct.pack("<Q", len(name)) + name + struct.pack("<IIQ", 9, 8, n_strings)

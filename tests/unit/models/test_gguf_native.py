@@ -1,4 +1,4 @@
-"""What our checks let through, llama.cpp loads or refuses; it never ends the process."""
+"""llama.cpp loads or refuses files that pass our checks; it never ends the process."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def adapter(model: Path, warm_cache: Path) -> Path:
 
 
 def told(module: str, *arguments: object) -> dict[str, Any]:
-    """What a module of this folder prints."""
+    """Return the output of a module in this folder."""
     done = subprocess.run(
         [sys.executable, "-m", f"tests.unit.models.{module}", *map(str, arguments)],
         cwd=ROOT,
@@ -74,7 +74,7 @@ def test_no_damaged_adapter_kills_the_native_loader(
 def test_weights_of_any_type_are_computed_or_refused(
     model: Path, adapter: Path, tmp_path: Path
 ) -> None:
-    """But norms of half precision, which a CPU says that it cannot compute and other devices do."""
+    """Except norms in half precision, which only a CPU does not support."""
     result = told("native_types", model, adapter, tmp_path / "t.gguf")
     died = {which for which, outcome in result.items() if outcome.startswith("died")}
     assert died <= {"output_norm.weight F16", "output_norm.weight BF16"}

@@ -1,4 +1,4 @@
-"""Settings that name what is no file: each is refused with a sentence."""
+"""Settings that name something other than a file: each is refused with a message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which projector a model is given: the one that is named, or the only one beside it that fits."""
+"""The projector of a model: the named one, or the only one beside it that fits."""
 
 from __future__ import annotations
 

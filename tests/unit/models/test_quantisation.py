@@ -1,5 +1,5 @@
-"""A repository that holds one model in several quantisations: which one a reference without a file
-names."""
+"""A repository with several quantisations of a model: which one a reference without a file
+selects."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def test_the_largest_that_leaves_room_is_taken(sizes: dict[str, int], room: int)
     [
         {"a-7B-Q4_K_M.gguf": 1, "a-1B-Q4_K_M.gguf": 1},  # two models
         {"a-Q4_K_M.gguf": 1, "notes.gguf": 1},
-        {"a-Q4_K_M.gguf": 1, "a-Q8_0-imatrix.gguf": 1},  # a model, whatever else its name tells
-        {"a-Q4_K_M.gguf": None, "a-Q8_0.gguf": 2},  # the hub tells no sizes
+        {"a-Q4_K_M.gguf": 1, "a-Q8_0-imatrix.gguf": 1},  # a model, whatever else is in its name
+        {"a-Q4_K_M.gguf": None, "a-Q8_0.gguf": 2},  # the hub reports no sizes
         {"a-Q4_K_M-00001-of-00002.gguf": 1, "a-Q8_0.gguf": 2},  # a part is missing
     ],
 )
@@ -65,7 +65,7 @@ def test_parts_count_together_and_projectors_not_at_all() -> None:
 def test_the_choice_is_downloaded_and_told(
     hub: Hub, tmp_path: Path, gguf_bytes: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    others = {"README.md": b"", "m-imatrix.gguf": b"GGUF"}  # as llama-imatrix writes it
+    others = {"README.md": b"", "m-imatrix.gguf": b"GGUF"}  # as llama-imatrix names it
     weights = {"m-Q4_0.gguf": gguf_bytes, "m-Q8_0.gguf": gguf_bytes + bytes(4096)}
     hub.repos["o/m"] = Repo({**weights, **others})
 
@@ -94,7 +94,7 @@ def test_the_choice_is_downloaded_and_told(
 def test_a_quantisation_is_taken_that_is_named_as_llama_server_names_it(
     hub: Hub, tmp_path: Path, gguf_bytes: bytes, label: str, file: str
 ) -> None:
-    """Beside a checkpoint, a projector and another file; this machine's memory is not asked."""
+    """Beside a checkpoint, a projector and another file; independent of this machine's memory."""
     split = "big/m-TQ1_0-0000{}-of-00002.gguf"
     names = ["m-Q8_0.gguf", "m.IQ3_XS.gguf", "m-BF16.gguf", split.format(1), split.format(2)]
     names += ["m-UD-Q4_K_XL.gguf", "m-UD-Q8_0.gguf"]

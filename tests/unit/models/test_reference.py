@@ -1,4 +1,4 @@
-"""Every form of a model reference, and what each wrong one is told."""
+"""Every form of a model reference, and the error for each wrong one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`models.toml`: what ships is sound, what a user writes is checked."""
+"""`models.toml`: the shipped file is valid, and a user's is checked."""
 
 from __future__ import annotations
 

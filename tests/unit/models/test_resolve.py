@@ -1,4 +1,4 @@
-"""From a reference to a checked GGUF on this machine, through the real converter where needed."""
+"""From a reference to a checked GGUF on this machine, with the real converter if needed."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def checkpoint(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache with such a checkpoint's conversion, whose key is the content and the name."""
+    """A cache with such a checkpoint's conversion, whose key is its content and name."""
     folder = tmp_path_factory.mktemp("converted")
     resolved(str(shutil.copytree(bundled_folder(), folder / "checkpoint")), folder / "cache")
     return folder / "cache"
@@ -59,7 +59,7 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def converted_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests of what is kept: a conversion without a child takes a quarter of the time."""
+    """For tests of the cache: a conversion without a child takes a quarter of the time."""
 
     async def run(arguments: Sequence[str], on_progress: Callable[[Progress], None]) -> None:
         on_progress(Progress("convert", 50.0))
@@ -73,7 +73,7 @@ def converted_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def cache(tmp_path: Path, converted: Path, converted_here: None) -> Path:
-    """A copy of it."""
+    """Return a copy of that cache."""
     return Path(shutil.copytree(converted, tmp_path / "cache"))
 
 
@@ -126,7 +126,7 @@ QUICK = ("f16", "q4_k_m")
 def test_a_worker_gets_the_type_that_it_asks_for(
     checkpoint: Path, cache: Path, outtype: str
 ) -> None:
-    """Beside those that were converted before."""
+    """Beside earlier conversions."""
     header = read_header(resolved(str(checkpoint), cache, outtype).gguf_path)
     assert header.quant_kind.lower() == outtype
 
@@ -243,7 +243,7 @@ def test_a_killed_worker_leaves_nothing_that_looks_like_a_model(
 
 
 def test_what_the_system_refuses_to_look_at_is_not_usable() -> None:
-    """Then the conversion names the folder and what helps."""
+    """Then the conversion names the folder and a remedy."""
     assert not conversion.usable(Path("a" * 300))
 
 
@@ -314,7 +314,7 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path, checkpoint: Path) -> Non
 def test_what_may_not_be_read_is_a_fault_of_the_model(
     asked: str, tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another user's file or folder, as a container meets it, is no fault of the worker."""
+    """Another user's file or folder, as in a container, is not a fault of the worker."""
 
     def refuse(path: Path) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
@@ -355,11 +355,11 @@ def test_gguf_files_split_ones_and_local_aliases(
     (tmp_path / "plain").mkdir()
     assert "no config.json." in refused("plain", tmp_path).message
     write_gguf(tmp_path / "plain/m.gguf")
-    hint = f"; it holds GGUFs, which are served by path: {tmp_path / 'plain/m.gguf'}"
+    hint = f"; to serve a GGUF in it, give its path: {tmp_path / 'plain/m.gguf'}"
     assert f"no config.json{hint}." in refused("plain", tmp_path).message
     for name in ("mmproj-m.gguf", "n-00001-of-00002.gguf", "n-00002-of-00002.gguf"):
         write_gguf(tmp_path / "plain" / name)
-    hint += ", or n-00001-of-00002.gguf there."
+    hint += " (others: n-00001-of-00002.gguf)."
     assert f"no config.json{hint}" in refused("plain", tmp_path).message
     for name, lacks in (("config.json", "none of "), ("tokenizer.json", "no .safetensors")):
         (tmp_path / "plain" / name).write_text("{}")
@@ -407,5 +407,5 @@ def test_the_hash_of_an_untouched_file_is_remembered(tmp_path: Path) -> None:
     stamp = path.stat()
     time.sleep(0.01)
     path.write_bytes(b"y" * 1000)
-    os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))  # as a backup that is put back
+    os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))  # like a restored backup
     assert sha256_of_file(path, tmp_path / "cache") == sha256_of_file(path) != first

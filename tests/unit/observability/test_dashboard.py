@@ -1,4 +1,4 @@
-"""Grafana's dashboard asks for series and labels that a worker has."""
+"""Grafana's dashboard uses series and labels that a worker has."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BY_PROMETHEUS = {"instance", "le"}
 
 
 def series() -> dict[str, set[str]]:
-    """Each series of a worker, with its own labels."""
+    """Return each series of a worker, with its own labels."""
     found: dict[str, set[str]] = {}
     metrics = Metrics("w")
     for collector, names in metrics.registry._collector_to_names.items():

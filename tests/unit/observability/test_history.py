@@ -1,4 +1,4 @@
-"""The last hour, against the counters that it is made of."""
+"""The last hour, compared with the counters from which it is computed."""
 
 from __future__ import annotations
 

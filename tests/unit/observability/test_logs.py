@@ -1,4 +1,4 @@
-"""The log and its reader: what a terminal is shown, and who stops to read."""
+"""The log and its reader: output on a terminal, and readers that stop reading."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_and_the_sentence_of_a_command_that_fails(tmp_path: Path) -> None:
 
 
 def unread(kind: str) -> tuple[int, int]:
-    """The two ends of a way into which nothing more fits, as nobody reads."""
+    """Yield both ends of a full pipe that nobody reads."""
     if kind == "pipe":
         reader, writer = os.pipe()
     else:

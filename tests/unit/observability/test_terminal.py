@@ -1,4 +1,4 @@
-"""What a person at a terminal sees: on a real terminal, from the real command."""
+"""Output on a real terminal, from the real command."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_start_on_a_terminal_is_one_line_and_then_three(warm_cache: Path) -> N
         try:
             while chunk := os.read(ours, 4096):
                 seen.extend(chunk)
-        except OSError:  # the last process that held the terminal has left
+        except OSError:  # the last process with the terminal has exited
             return
 
     reader = threading.Thread(target=read)
@@ -135,7 +135,7 @@ def test_a_terminal_is_told_only_what_it_and_its_user_want(
     termios.tcsetwinsize(theirs, (24, 30))
     env = environment(tmp_path, {"TERM": "xterm", "NO_COLOR": "", **variables})
     subprocess.run([sys.executable, "-c", SHOWS], stderr=theirs, env=env, check=True)
-    seen = os.read(ours, 4096).decode()  # less than the terminal keeps
+    seen = os.read(ours, 4096).decode()  # less than the terminal buffers
     os.close(theirs)
     os.close(ours)
     assert "engine.stalled" in seen and "50 %" not in seen, "a line is no wider than the terminal"

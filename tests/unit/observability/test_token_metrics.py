@@ -1,4 +1,4 @@
-"""What each token counts in tells the same as the client library's own counter and histogram."""
+"""The fast counters of each token equal the client library's own counter and histogram."""
 
 from __future__ import annotations
 

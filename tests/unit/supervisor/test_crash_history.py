@@ -1,4 +1,4 @@
-"""How crashes are counted, spaced out and held against requests."""
+"""How crashes are counted, delayed and attributed to requests."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_the_fingerprint_sees_through_what_a_retry_changes() -> None:
 
 
 def test_the_fingerprint_of_large_media_takes_no_time() -> None:
-    """After a crash the event loop takes one of each request that comes, and of each that ends."""
+    """After a crash the event loop computes one for each request that arrives or ends."""
 
     def shown(data: bytes) -> InferenceRequest:
         return replace(REQUEST, prompt=ChatPrompt((), media=(Medium("image", data, "messages"),)))

@@ -1,4 +1,4 @@
-"""What processes are told by their environment; what they are not told, `security/` tests, too."""
+"""The environment of processes; `security/` also tests what is not passed."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def test_threads_wait_for_a_short_time_unless_the_operator_says_how(
 def test_a_child_process_has_no_threads_of_blas(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Where there are no more threads, OpenBLAS sends the process an interrupt: a conversion told
-    that somebody had stopped it."""
+    """Without available threads, OpenBLAS sends the process an interrupt, so that a conversion used
+    to report that somebody had stopped it."""
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "4")
     count = "import numpy, os; print(len(os.listdir('/proc/self/task')))"
     for environment in (inherited(), engine_environment()):

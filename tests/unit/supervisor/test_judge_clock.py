@@ -1,4 +1,4 @@
-"""A pause of the judge is no time in which the engine could have answered."""
+"""A pause of the judging process does not count as time in which the engine could have answered."""
 
 from __future__ import annotations
 

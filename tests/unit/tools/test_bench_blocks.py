@@ -1,4 +1,4 @@
-"""Weights that are made as a quantised file has them are those that their description says."""
+"""Weights generated in a quantised format match their description."""
 
 from __future__ import annotations
 

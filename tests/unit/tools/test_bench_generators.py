@@ -1,4 +1,4 @@
-"""What the foreign load generators report is read by the names that they give it."""
+"""The reports of other load generators are read by their own names."""
 
 from __future__ import annotations
 

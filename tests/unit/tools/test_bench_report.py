@@ -123,7 +123,7 @@ def test_steady_is_counted_while_all_streams_run() -> None:
     streams = [stream(0.0, 1.0, 2.0, 3.0, 4.0), stream(0.0, 2.5, 3.0, 3.5, 5.0)]
     # From 2.5 to 4.0: two tokens of each.
     assert read_steady(streams, prompts)["steady_tokens_per_s"] == pytest.approx(4 / 1.5)
-    with pytest.raises(BenchError, match="never ran all at once"):
+    with pytest.raises(BenchError, match="never all ran at the same time"):
         read_steady([stream(0.0, 1.0, 2.0), stream(0.0, 3.0, 4.0)], prompts)
 
 
@@ -196,11 +196,11 @@ def test_only_whole_visible_text_may_be_sampled() -> None:
 
 def test_flags_that_make_no_sense_end_in_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--only", "vllm"]) == 1
-    assert "--only knows no 'vllm'" in capsys.readouterr().err
+    assert "--only does not know 'vllm'" in capsys.readouterr().err
     assert main(["--rounds", "0"]) == 1
     assert "--rounds is 0" in capsys.readouterr().err
     assert main(["--only", "worker", "--chart", "speed.svg"]) == 1
     assert "--chart compares worker and llama-server" in capsys.readouterr().err
     assert main(["--before", "/nowhere"]) == 1
-    assert "that is no checkout of the worker" in capsys.readouterr().err
+    assert "it is not a checkout of the worker" in capsys.readouterr().err
     assert parse(["--only", "limit,worker"]).only == ["worker", "limit"]

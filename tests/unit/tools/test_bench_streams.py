@@ -1,4 +1,4 @@
-"""The client and the stream reader: what they record is what a server sent, and when."""
+"""The client and the stream reader record what a server sent, and when."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def completion_wire() -> bytes:
 
 
 def recorded(wire: bytes, *cuts: int) -> Recording:
-    """The wire in pieces; a piece's time is its number."""
+    """Return the bytes in pieces; a piece's time is its index."""
     pieces = [wire[a:b] for a, b in pairwise([0, *cuts, len(wire)])]
     return Recording(0.0, [(float(i), piece) for i, piece in enumerate(pieces) if piece])
 
@@ -78,13 +78,13 @@ def test_a_refusal_and_an_error_event_are_told_not_measured() -> None:
     failing = HEAD + chunk(b'event: error\ndata: {"type":"error","code":"CANCELLED"}\n\n')
     with pytest.raises(BenchError, match="CANCELLED"):
         token_stream(recorded(failing))
-    with pytest.raises(BenchError, match="single token"):
+    with pytest.raises(BenchError, match="without any token"):
         token_stream(recorded(HEAD + chunk(b"data: [DONE]\n\n") + chunk(b"")))
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Sends as many events as the request asks for, a pause after each; but none before as many
-    requests are there as it says."""
+    """Sends the requested number of events, with a pause after each, but none before the requested
+    number of requests has arrived."""
 
     server: _Server
     protocol_version = "HTTP/1.1"
@@ -106,11 +106,11 @@ class _Handler(BaseHTTPRequestHandler):
             return
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Silence: the test's output is its result."""
+        """Log nothing, because the test's output is its result."""
 
 
 class _Server(ThreadingHTTPServer):
-    # Connections beyond the queue of five knock again a second later, and three after that.
+    # Connections beyond the backlog of five retry after one second, and after three more.
     request_queue_size = 64
     n_requests = 0
 

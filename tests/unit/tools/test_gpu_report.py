@@ -1,4 +1,4 @@
-"""The report of a GPU is made in calls of limited time, each of which goes on with what is left."""
+"""The report of a GPU is made in calls of limited time, each of which continues with the rest."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tools.gpu.steps import _kept
 def test_the_next_call_goes_on_with_what_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    now = 0.0  # no time passes but in the long step, however busy the machine is
+    now = 0.0  # time passes only in the long step, however busy the machine is
     monkeypatch.setattr(gpu, "time", SimpleNamespace(monotonic=lambda: now))
     monkeypatch.setattr(Bench, "device", "a device")
     ran: list[str] = []
@@ -65,7 +65,7 @@ def test_every_step_fits_into_a_call_however_patient(
 def test_a_step_ends_its_child_behind_nohup_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A shell starts what runs behind it with SIGINT ignored, and children inherit that."""
+    """A shell starts background commands with SIGINT ignored, and children inherit that."""
 
     def step(bench: Bench) -> str:
         return _kept(bench, "slow", [sys.executable, "-c", "import time; time.sleep(60)"])

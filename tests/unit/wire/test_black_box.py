@@ -1,4 +1,4 @@
-"""What the engine has in hand is kept where no disk can fail it."""
+"""The record of the engine's current work is in memory, where no disk can fail."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from worker.wire.black_box import DRAFT, LOOP, MODEL, PROJECTOR, BlackBox
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it is a temporary file")
+@pytest.mark.skipif(sys.platform != "linux", reason="it is a temporary file elsewhere")
 def test_no_folder_for_temporary_files_is_needed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

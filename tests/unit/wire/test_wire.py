@@ -1,5 +1,5 @@
-"""The pipe's frames: whole, in order, however the kernel cuts them; and what an end makes of those
-that the other end may not send."""
+"""The pipe's frames: complete and in order, however the kernel cuts them; and the handling of
+frames that the other end must not send."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ FRAMES: list[list[Event]] = [
 
 
 def same(one: object, other: object) -> bool:
-    """Equal; errors have no equality of their own."""
+    """Check for equality; errors do not define their own."""
     return repr(one) == repr(other) and details(one) == details(other)
 
 
@@ -125,7 +125,7 @@ def test_an_integer_that_the_other_end_would_not_take_is_not_sent() -> None:
 
 
 class Pipe:
-    """The API process's end, with a transport that only notes that it is closed."""
+    """The API process's end, with a transport that only records that it is closed."""
 
     def __init__(self) -> None:
         self.frames: list[list[Event]] = []
@@ -139,7 +139,7 @@ class Pipe:
 
 
 def received(body: bytes) -> Command | None:
-    """What the engine process's end makes of a frame."""
+    """Return the messages that the engine process's end reads from a frame."""
     ours, theirs = socket.socketpair()
     with ours:
         child = SyncChannel(theirs)
@@ -162,7 +162,7 @@ def test_every_message_crosses_whole() -> None:
 
 
 def test_log_probabilities_are_nothing_for_the_collector_of_garbage() -> None:
-    """It would go through a million of them, and hold up all requests meanwhile."""
+    """Otherwise it would traverse a million of them and block all requests."""
     pipe = Pipe()
     pipe.channel.data_received(encode([Token(1, "a", (7,), (SCORED,))]))
     ((token,),) = pipe.frames
@@ -233,7 +233,7 @@ def test_a_frame_over_the_limit_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_an_engine_that_cannot_send_leaves_at_once() -> None:
-    """It would otherwise compute on in silence until the stall timeout."""
+    """Otherwise it would compute silently until the stall timeout."""
     code = (
         "import socket\n"
         "from worker.engine.outbox import Outbox\n"
@@ -322,8 +322,8 @@ def test_what_is_no_frame_ends_the_engine(
 
 
 def mutants(originals: list[bytes], n: int, seed: int) -> Iterator[bytes]:
-    """Random frames: bytes changed, cut, put in and taken from each other; parts of messages
-    replaced by parts of others; and noise."""
+    """Generate random frames: bytes changed, cut, inserted and mixed; parts of messages replaced by
+    parts of others; and noise."""
     draw = random.Random(seed)
     parts = [part for body in originals for part in _parts(msgspec.msgpack.decode(body))]
     for _ in range(n):
@@ -393,7 +393,7 @@ def test_random_frames_are_messages_or_clean_errors() -> None:
 
 
 def test_random_messages_raise_nothing_in_the_supervisor(script: Callable[..., None]) -> None:
-    """Whole messages that make no sense: out of order, twice, of other requests."""
+    """Complete but invalid messages: out of order, duplicated, or of other requests."""
     originals = [encode(frame)[LENGTH.size :] for frame in FRAMES]
     draw = random.Random(3)
 

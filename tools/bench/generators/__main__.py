@@ -71,7 +71,7 @@ def aiperf_metrics(folder: Path) -> dict[str, float]:
     for name, values in spread.items():
         metrics |= {f"{name}_{at}_ms": values[at] for at in ("p50", "p95") if at in values}
     if found["request_count"]["avg"] < 1:
-        raise BenchError("aiperf counts no request that succeeded.")
+        raise BenchError("aiperf reports no successful request.")
     return metrics
 
 

@@ -1,4 +1,4 @@
-// The table of actions: register(client, name, model, run); `run` throws where the action fails.
+// The table of actions: register(client, name, model, run); `run` throws if the action fails.
 export function register(client, name, model, run) {
   register.actions.push({ client, name, model, run });
 }

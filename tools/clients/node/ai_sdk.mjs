@@ -1,4 +1,4 @@
-// Vercel's AI SDK with the providers that its users point at a server of their own.
+// Vercel's AI SDK with the providers that users configure for their own server.
 import { createAnthropic } from "@ai-sdk/anthropic";
 import { createOpenAI } from "@ai-sdk/openai";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
@@ -21,7 +21,7 @@ const PROVIDERS = {
     })(server.model),
   anthropic: (server) => createAnthropic({ baseURL: server.v1, apiKey: "any" })(server.model),
 };
-// Anthropic's own schemas are tools by another name, which its provider asks of known models only.
+// Not Anthropic: for models that it does not know, its provider emulates schemas by tools.
 const FORMS = ["openai (responses)", "openai (chat)", "openai-compatible"];
 
 register("ai-sdk", "openai (responses): a custom tool gets its text", "bundled", async (server) => {
@@ -42,7 +42,7 @@ for (const [provider, modelOf] of Object.entries(PROVIDERS)) {
     model: modelOf(server),
     prompt: PROMPT,
     maxRetries: 0,
-    providerOptions: { openai: { store: false } }, // else later steps refer to what OpenAI stored
+    providerOptions: { openai: { store: false } }, // otherwise later steps refer to items that OpenAI stored
   });
 
   register("ai-sdk", `${provider}: generateText`, "instruct", async (server) => {

@@ -1,5 +1,5 @@
 // Runs the actions of one model: node run.mjs URL MODEL [ONLY]
-// Prints one JSON line an action, as run.py does: client, name, and what went wrong, if anything.
+// Prints one JSON line per action, like run.py: client, name, and the error, if any.
 import { register } from "./actions.mjs";
 import "./openai_node.mjs";
 import "./anthropic_node.mjs";

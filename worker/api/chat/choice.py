@@ -165,7 +165,7 @@ class Choice:
             self._undecided += delta.logprobs
 
     def forget_scores(self) -> None:
-        """Free those that were sent, one by one: many at once would block other threads."""
+        """Free those that were sent, the answer's one by one: many at once would block others."""
         self.prompt_logprobs = ()
         while self.scored:
             self.scored.pop()

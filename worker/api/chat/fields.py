@@ -161,7 +161,7 @@ class GenerationFields(SamplingFields, OwnFields, BudgetFields):
         0, description="end at a line after the first that is indented by fewer blanks than this"
     )
     t_max_predict_ms: Limit = Field(
-        0, description="after this many ms of text, end at the next line break; 0: never"
+        0, description="this many ms after the first text, end at a line break; 0: never"
     )
     timings_per_token: Flag = Field(False, description="add timings to each part of a stream")
     return_progress: Flag = Field(

@@ -24,7 +24,7 @@ from worker.observability.logs import get_logger
 from worker.wire.work import Medium
 
 SECONDS = 15.0
-"""The time limit for all media of a request."""
+"""The time limit for all URLs of a request."""
 MAX_REDIRECTS = 5
 MAX_URL_CHARS = 4096
 _PORTS = {"http": 80, "https": 443}
@@ -185,9 +185,7 @@ async def _body(response: httpx.Response, most_bytes: int) -> bytes:
     async for piece in response.aiter_raw():
         data += piece
         if len(data) > most_bytes:
-            raise _Refused(
-                "it is too large: all media of a request may have --max-body-bytes together"
-            )
+            raise _Refused("it is too large: all URLs of a request share --max-body-bytes")
     if not data:
         raise _Refused("its host sends nothing")
     return bytes(data)

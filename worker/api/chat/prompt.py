@@ -29,7 +29,7 @@ def chat_prompt(chat: Chat, state: AppState, choice: ReasoningChoice | None = No
     """
     path, template = chat.path, state.served.chat_template
     if not state.served.has_chat_template:
-        what = "need a chat template, which this model does not have; send a raw prompt"
+        what = "cannot be used, as this model has no chat template; send a raw prompt"
         raise refusal(path, "unsupported", what)
     if chat.tools or chat.tool_choice != "auto":
         _check_tools(chat)
@@ -42,7 +42,7 @@ def chat_prompt(chat: Chat, state: AppState, choice: ReasoningChoice | None = No
     if chat.continues:
         last = chat.messages[-1]
         if last.tool_calls:
-            raise refusal(path, "conflict", "end with a call, which only its result can follow")
+            raise refusal(path, "conflict", "must not end with a call if the answer continues it")
         if last.role not in ("assistant", "user"):
             what = "must be assistant or user if the answer continues this message"
             raise refusal(f"{path}[{len(chat.messages) - 1}].role", "enum", what)

@@ -124,7 +124,7 @@ async def _whole(answer: Answer[Any], frames: AsyncIterable[list[StreamEvent]]) 
 
 def _parts(answer: Answer[Any]) -> Iterable[bytes]:
     """A whole answer as JSON. Its log-probabilities are encoded as the parts are consumed, and
-    freed after the last one, entry by entry: freeing many at once would block other threads."""
+    freed after the last one, those of its text one by one: many at once would block others."""
     yield from in_parts(answer.whole())
     for choice in answer.choices:
         choice.forget_scores()

@@ -74,9 +74,9 @@ def _biases(value: Any, most: int = MAX_BIAS) -> tuple[tuple[int | str, float], 
         raise wrong("type", "must be an object of numbers by token, or a list of [token, number]")
     found = [_bias(pair, most) for pair in pairs]
     if len(found) > MAX_BIASES:
-        raise wrong("type", f"must be at most {MAX_BIASES} biases")
+        raise wrong("type", f"must have at most {MAX_BIASES} biases")
     if sum(len(token) for token, _ in found if isinstance(token, str)) > MAX_BIAS_CHARS:
-        raise wrong("type", f"must be by texts of at most {MAX_BIAS_CHARS} characters in all")
+        raise wrong("type", f"must have texts of at most {MAX_BIAS_CHARS} characters in all")
     return tuple(found)
 
 
@@ -85,7 +85,7 @@ def _bias(pair: Any, most: int) -> tuple[int | str, float]:
         raise wrong("type", "must be an object of numbers by token, or a list of [token, number]")
     token, added = pair
     if not isinstance(token, str) and not is_token_id(token):
-        raise wrong("type", "must be by token ids or by texts")
+        raise wrong("type", "must name tokens by ids or texts")
     if added is False:
         return token, -math.inf
     if not is_number(added) or abs(added) > most:

@@ -25,7 +25,7 @@ def scored_tokens(entries: Iterable[TokenLogprob]) -> Iterator[dict[str, Any]]:
 
 
 def count_scores(entries: Sequence[TokenLogprob]) -> int:
-    """How many there are, alternatives included. A prompt's first token has none, its last does."""
+    """How many there are, with the alternatives of each; only a prompt's first token has none."""
     return len(entries) * (1 + len(entries[-1].top)) if entries else 0
 
 

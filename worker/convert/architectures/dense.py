@@ -142,7 +142,7 @@ def _unrotated(config: Config) -> Iterator[str]:
 
 
 def deepstack(checkpoint: Checkpoint, _d: Dims) -> Metadata:
-    """The number of first layers that each receive features from a layer of the vision model."""
+    """How many of the first layers each receive features from a layer of the vision model."""
     vision = Config(checkpoint.config).section("vision_config")
     return {Keys.LLM.NUM_DEEPSTACK_LAYERS: len(vision.values.get("deepstack_visual_indexes") or [])}
 

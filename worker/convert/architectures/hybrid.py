@@ -63,7 +63,7 @@ def _check_granite(config: Config, d: Dims) -> None:
 
 
 _GRANITE_4: Mapping[str, Setting] = {
-    # llama.cpp rotates in any layer only if this is set.
+    # llama.cpp rotates only if this is set.
     Keys.Rope.SCALING_FINETUNED: lambda config, d: (
         config.values.get("position_embedding_type") == "rope"
     ),

@@ -2,7 +2,7 @@
 of the source's own tokenizer.
 
 `TokenCheck` runs in the converter and starts this module as a child process, so an abort of
-llama.cpp there does not end the converter. The file that it loads has all metadata and all tensors
+llama.cpp there does not end the converter. The file that it loads has all metadata and all tensors,
 with holes for values, so llama.cpp refuses now what it would refuse later.
 """
 

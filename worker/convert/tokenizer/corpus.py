@@ -72,7 +72,7 @@ TEXTS: tuple[str, ...] = (
 )
 
 _RUNS = tuple(f"x{c * n}y" for c in (" ", "\t", "\n", "\r\n", "-") for n in (12, 24, 40, 100))
-"""Longer than any token of one character repeated, so that they show how a run is split."""
+"""Tokenizers differ in how they split a run that is longer than their tokens."""
 _N_GENERATED = 48
 _MOST_SPECIAL = 64
 _ALPHABETS: tuple[str, ...] = (

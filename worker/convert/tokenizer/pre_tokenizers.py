@@ -276,7 +276,7 @@ def _canonical(step: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _split_step(step: Mapping[str, Any], pattern: str) -> str:
-    """A split into the matches and the texts between them; any other equals no known one."""
+    """The equal split into matches and the texts between them, or a form that no known one has."""
     behavior, inverted = step.get("behavior"), bool(step.get("invert"))
     # `Removed` with `invert` keeps the matches as the pieces. That equals `Isolated` with a
     # pattern that matches everywhere.

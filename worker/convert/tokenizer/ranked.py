@@ -1,4 +1,4 @@
-"""Byte-level BPE vocabularies that list byte strings by rank instead of a `tokenizer.json`.
+"""Byte-level BPE vocabularies of checkpoints that list byte strings by rank.
 
 Kimi's repositories have a `tiktoken.model`, a list of byte strings and ranks. Only Python code in
 the repository says how a text is split; that code is not run, and only Kimi's expression is known.

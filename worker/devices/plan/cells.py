@@ -13,12 +13,12 @@ from worker.wire.engine_settings import EngineSettings
 POOLED_AT_ONCE = 32
 """The most texts in one decode of a model that pools."""
 LARGEST_SHARE = 4
-"""The KV of a sequence is stored only if this many of its size fit into the store's limit."""
+"""The KV of a sequence is stored only if the store's limit is at least this many times as large."""
 CELLS_STEP = 256
 """llama.cpp rounds context lengths up to multiples of this."""
 MOST_BACK = 7
-"""The most guesses that can be taken back from a recurrent state, if speculation is on: each takes
-the memory of one more state per slot."""
+"""The most guesses that can be taken back from a recurrent state, if a kind of guesses is chosen:
+each takes the memory of one more state per slot."""
 STATES_AHEAD = 64
 """Hidden states that are kept beside those of a micro-batch: of the last tokens and of guesses."""
 _SHORTEST_PART = 512

@@ -197,7 +197,7 @@ def _place_on_cpu(header: GgufHeader, meta: _Meta) -> Weights:
 
 
 def _is_output_too(tensor: TensorEntry, header: GgufHeader) -> bool:
-    """Whether it is the input embedding and also the output layer's, which encoders lack."""
+    """Whether it is the input embedding and also the output layer, which encoders lack."""
     if tensor.name != "token_embd.weight":
         return False
     names = {tensor.name for tensor in header.tensors}

@@ -46,9 +46,8 @@ class Price:
         """Record the time of `n_bytes`. One time that was interrupted does not decide alone."""
         self.per_byte = moved(self.per_byte, seconds / max(n_bytes, 1), NEWEST)
 
-    def too_dear(self) -> None:
-        """Record that it was too expensive to pay, and move it towards the expected price, so that
-        one slow moment of the machine is forgotten even though nothing measures it again."""
+    def relax(self) -> None:
+        """Lower it towards the expected one. It was too high to pay, so no measurement will."""
         self.per_byte = min(self.per_byte, moved(self.per_byte, self._expected, FORGOTTEN))
 
 
@@ -182,9 +181,8 @@ class Cache:
         """Give a sequence a slot with what it continues from.
 
         Returns false, without a change, if that needs a slot that a move has changed and no batch
-        has settled yet, or if running streams would wait too long for this step's copies. If
-        nothing runs, a sequence that continues from nothing can have any slot: its own batch
-        settles all moves first.
+        has settled yet, or if running streams would wait too long for this step's copies. Alone, a
+        sequence that continues from nothing can have any slot: its batch settles all moves first.
         """
         source, n_ready = match.source, match.n_ready
         slot = self._slot_for(sequence, match)
@@ -349,8 +347,7 @@ class Cache:
         return True
 
     def _is_worth_a_copy(self, stream: Sequence, seconds_per_pass: float) -> bool:
-        """Whether the passes that a stream is expected to save, one in each of its steps, take
-        longer than the copy."""
+        """Whether the passes that a stream is likely to save, one a step, outlast the copy."""
         if not stream.n_out or stream.request.deterministic:
             return False  # a prompt that is being computed is not moved
         n_more = min(stream.n_most - len(stream.tokens), stream.n_out + _MORE_TOKENS)
@@ -404,7 +401,7 @@ class Cache:
         seconds = self.expected_seconds(slot)
         most = MOST_SECONDS if self.is_busy else _MOST_SECONDS_ALONE
         if not is_awaited and self._copying_seconds + seconds > most:
-            self.copying.too_dear()
+            self.copying.relax()
             return None
         state = State(tokens, slot.scope, int(self._bytes_per_cell * len(tokens)))
         state.snapshots, state.last_used = list(slot.snapshots), slot.last_used

@@ -17,9 +17,9 @@ from worker.observability.logs import get_logger
 log = get_logger()
 
 _MOST_COUNTING = 0.02
-"""A state is copied only if its size was found within this many seconds: llama.cpp lists all pieces
-before it copies one, and the list takes hundreds of MiB if values are transposed (no flash
-attention) and the cells of one sequence lie between those of others."""
+"""A state is copied only if its size was found in this many seconds of CPU time: llama.cpp lists
+all pieces before it copies one, and the list takes hundreds of MiB if values are transposed (no
+flash attention) and the cells of one sequence lie between those of others."""
 
 
 class Carrier:

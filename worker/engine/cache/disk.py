@@ -183,9 +183,8 @@ class Disk:
                 self._remove(each.path)
 
     def _make_room(self, n_bytes: int) -> None:
-        """Remove the least recently used files, whichever worker wrote them. A time in the future
-        counts as equally far in the past: a clock was wrong, and when the file was used is unknown.
-        """
+        """Remove the least recently used files, whichever worker wrote them. A time in the future,
+        which comes from a wrong clock, counts as equally far in the past."""
         files, total, now = list[tuple[float, int, str]](), n_bytes, time.time()
         with os.scandir(self._folder) as found:  # of ten thousand files, making paths takes longest
             for file in found:

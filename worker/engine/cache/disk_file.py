@@ -111,7 +111,7 @@ def read_entry(path: Path) -> Entry:
         OSError: the file cannot be read.
     """
     with _opened(path) as file:
-        return _entry(path, os.fstat(file.fileno()).st_size, partial(_taken, file))
+        return _entry(path, os.fstat(file.fileno()).st_size, partial(_read_bytes, file))
 
 
 def read(entry: Entry, scope: Scope, key: bytes) -> State:
@@ -126,12 +126,12 @@ def read(entry: Entry, scope: Scope, key: bytes) -> State:
         if size != entry.size_bytes:
             raise Damaged("its size has changed")
         mac = hmac.new(key, digestmod="sha256")
-        take = partial(_taken, file, seen=mac.update)
+        take = partial(_read_bytes, file, seen=mac.update)
         # Each part has memory of its own, so that evicting a snapshot frees its bytes.
         found = _entry(entry.path, size, take)
         data = take(found.state_bytes)
         snapshots = [Snapshot(length, bytes(take(n))) for length, n in found.snapshots]
-        written_mac = _taken(file, _MAC_BYTES)
+        written_mac = _read_bytes(file, _MAC_BYTES)
     if not hmac.compare_digest(mac.digest(), written_mac):
         raise Damaged("its checksum is wrong: it was changed, or written with another key")
     if (found.salt, found.tokens) != (entry.salt, entry.tokens):
@@ -183,7 +183,7 @@ def _pieces(parts: list[memoryview]) -> Iterator[memoryview]:
             yield part[start : start + _PIECE]
 
 
-def _taken(
+def _read_bytes(
     file: BufferedReader, n_bytes: int, seen: Callable[[memoryview], None] = lambda piece: None
 ) -> memoryview:
     """The next `n_bytes` of the file; `seen` is called with each piece of them."""

@@ -69,7 +69,7 @@ class DiskTraffic:
         seconds = entry.size_bytes * (cache.reading.per_byte + cache.copying.per_byte)
         per_token = cache.pace.seconds_per_prompt_token
         if per_token and seconds > n_more * per_token:
-            cache.reading.too_dear()
+            cache.reading.relax()
             return False
         return True
 

@@ -38,8 +38,7 @@ class Memory:
         return [s for s in self.states if s.scope == scope and _begins(s.tokens, head)]
 
     def keep(self, state: State) -> bool:
-        """Keep a state in place of those that it makes superfluous. Returns false if there is no
-        room for it."""
+        """Keep a state, in place of those that it makes superfluous; false if there is no room."""
         self.states = [
             each
             for each in self.states

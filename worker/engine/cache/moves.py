@@ -35,8 +35,7 @@ class State:
     """Snapshots of the lengths to which the state can be cut."""
     last_used: int = 0
     n_locks: int = 0
-    """The requests that will continue from it, and one for a write to the disk. While it is locked,
-    it is not evicted."""
+    """Requests that will continue from it, plus a write to the disk. Locked, it is not evicted."""
     is_new: bool = False
     """Whether it has not been offered to the disk yet."""
     is_from_disk: bool = False

@@ -39,7 +39,7 @@ class TooLong(Struct, frozen=True, tag=True):
     """A sound that is longer than `most_seconds`."""
 
     seconds: float
-    """The least that it takes."""
+    """Its length, at least."""
 
 
 class Refusal(Struct, frozen=True, tag=True):

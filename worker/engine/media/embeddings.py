@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 Rows = npt.NDArray[np.float32]
 Key = tuple[str | None, bytes]
-"""The request's cache salt, as embeddings are reused only under the same, and the part's name."""
+"""The request's cache salt (embeddings are reused only under the same), and the part's name."""
 
 
 class Embeddings:

@@ -23,8 +23,8 @@ MOST_WAITING_TOKENS = 32_768
 _PERIOD = 30.0
 """Seconds after which the windows of every kind of projector for sounds repeat."""
 _LEAST_SHARE = 0.9
-"""A sound has at least this share of its length times the projector's rate in tokens: some kinds
-round the length in steps of up to 3 s."""
+"""A sound has at least this share of the tokens that its length and the projector's rate suggest:
+some kinds round the length in steps of up to 3 s."""
 
 _Key = tuple[str | None, Literal["image", "audio"], bytes]
 """A request's cache salt, what a medium is read as, and the medium's SHA-256."""

@@ -79,8 +79,7 @@ def key_of(name: bytes, part: int) -> bytes:
 
 
 def ids_of(key: bytes, chunk: MediaChunk) -> list[int]:
-    """The ids of a part: 30 bits of a hash each, and a bit for those that do not advance the
-    position."""
+    """The ids of a part: 30 bits of a hash each, and one for those that keep the position."""
     n_tokens, n_positions = chunk.n_tokens, chunk.n_positions
     ids = array("i", hashlib.shake_256(key).digest(4 * n_tokens))
     moving = [each & ~_STILL | -(1 << 31) for each in ids[:n_positions]]

@@ -1,5 +1,4 @@
-"""Guesses by a draft model: a small one that reads the stream in a context of its own. Engine
-thread.
+"""Guesses by a draft model: a small one that reads the stream in its own context. Engine thread.
 
 Each guess is drawn from the small model's logits as the request draws its tokens, with the same
 random numbers: where both models agree, both draw the same token.
@@ -30,8 +29,7 @@ class DraftModel(Drafter):
     computes = True
 
     def __init__(self, context: Context, n_vocab: int, *, keeps: bool = True) -> None:
-        """`n_vocab`: how many of its tokens the large model has, too. `keeps`: whether cells are
-        kept for the next stream."""
+        """`n_vocab`: tokens that both models have. `keeps`: cells for the streams that follow."""
         self._context, self._n_vocab, self._keeps = context, n_vocab, keeps
         self._batch = Batch(context.options.n_batch)
         self._most_left = min(_MOST_LEFT, self._batch.capacity)

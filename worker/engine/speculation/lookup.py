@@ -63,14 +63,14 @@ class Text:
             self._after.update(zip(zip(*columns, strict=True), range(first, end), strict=True))
         self._n_indexed = end
 
-    def place(self, recent: list[int]) -> _Place | None:
-        """Where the text may continue as a stream whose last tokens are `recent`."""
-        at = self._after.get(tuple(recent[-N_GRAM:]))
+    def place(self, tail: list[int]) -> _Place | None:
+        """Where the text may continue as a stream whose last tokens are `tail`."""
+        at = self._after.get(tuple(tail[-N_GRAM:]))
         if at is None or self.tokens[at] == _BETWEEN:
             return None
         tokens, length = self.tokens, N_GRAM
-        most = min(_LENGTHS[-1], at, len(recent))
-        while length < most and tokens[at - 1 - length] == recent[-1 - length]:
+        most = min(_LENGTHS[-1], at, len(tail))
+        while length < most and tokens[at - 1 - length] == tail[-1 - length]:
             length += 1
         return _Place(self, at, length)
 
@@ -146,15 +146,15 @@ class Lookup(Drafter):
         answers = self._answers.get(sequence.request.cache_salt)
         if answers is not None:
             texts.append(answers)
-        recent = sequence.tokens[-_LENGTHS[-1] :]
+        tail = sequence.tokens[-_LENGTHS[-1] :]
         if (follower := sequence.sampler.ahead()) is None:
-            return islice(_continued(texts, recent), most)
+            return islice(_continued(texts, tail), most)
         form = self._forms.get(sequence.request_id)
         if form is None:
             habits = {} if answers is None else answers.habits
             form = self._forms[sequence.request_id] = Form(sequence, habits)
         form.learn()
-        return islice(_in_form(form, follower, texts, recent), most)
+        return islice(_in_form(form, follower, texts, tail), most)
 
 
 class _Place(NamedTuple):
@@ -176,22 +176,20 @@ class _Place(NamedTuple):
         return _Place(self.text, at, self.length + 1) if is_there else None
 
 
-def _continued(texts: list[Text], recent: list[int]) -> Iterator[Guess]:
+def _continued(texts: list[Text], tail: list[int]) -> Iterator[Guess]:
     place: _Place | None = None
-    while (place := place or _found(texts, recent)) is not None:
+    while (place := place or _found(texts, tail)) is not None:
         yield place.guess
-        recent.append(place.guess.token)
+        tail.append(place.guess.token)
         place = place.next
 
 
-def _in_form(
-    form: Form, follower: Follower, texts: list[Text], recent: list[int]
-) -> Iterator[Guess]:
+def _in_form(form: Form, follower: Follower, texts: list[Text], tail: list[int]) -> Iterator[Guess]:
     """Guesses that the form allows, and what it forces after each. `follower` is used up."""
     last = form.last
     place: _Place | None = None
     while True:
-        place = place or _found(texts, recent)
+        place = place or _found(texts, tail)
         guesses = [form.habit(last), place and place.guess]
         if guesses[0] is not None and guesses[0].kind == _ONCE:  # not a habit yet
             guesses.reverse()
@@ -199,17 +197,17 @@ def _in_form(
         if guess is None:
             return
         yield guess
-        recent.append(last := guess.token)
+        tail.append(last := guess.token)
         place = place.next if place is not None and place.guess.token == guess.token else None
         for token in follower.forced():
             follower.take(token)
             yield Guess(token, _FORCED)
-            recent.append(token)
+            tail.append(token)
             place, last = None, _FORCED_TEXT
 
 
-def _found(texts: list[Text], recent: list[int]) -> _Place | None:
+def _found(texts: list[Text], tail: list[int]) -> _Place | None:
     for text in texts:
-        if (place := text.place(recent)) is not None:
+        if (place := text.place(tail)) is not None:
             return place
     return None

@@ -71,8 +71,8 @@ class Drafter(Protocol):
         """The tokens that may follow, at most `most`."""
 
     def read(self, sequence: Sequence, start: int, n_rows: int) -> None:
-        """Read the last pass, which was this sequence's alone. Its first `n_rows` rows computed the
-        tokens from `start` on; the others are those of wrong guesses. Most drafters do nothing."""
+        """Read the first `n_rows` rows of the last pass, which was this sequence's alone: they have
+        computed its tokens from `start` on. The other rows are of wrong guesses."""
         return
 
     def forget(self, sequence: Sequence) -> None:
@@ -177,7 +177,6 @@ class Speculation:
         self._book(n_right / self._n_streams - more)
 
     def forget(self, sequence: Sequence) -> None:
-        """The stream has ended."""
         if self._streams.pop(sequence.request_id, None) is not None:
             self._drafter.forget(sequence)
 

@@ -39,7 +39,8 @@ _REASONING = "continued_reasoning"
 
 
 class ChatTemplate:
-    """
+    """A chat template, with the forms that it reads.
+
     Raises:
         ModelError: the template is invalid, or accesses Python's internals.
     """
@@ -58,8 +59,7 @@ class ChatTemplate:
         """Whether the template takes tools; otherwise they are described in words."""
 
     def _probed(self, chat: Chat) -> str | None:
-        """The rendered chat; `None` if the template refuses it, or has taken too long to refuse
-        others."""
+        """The rendered chat; `None` if the template refuses it, or refusals have taken too long."""
         if self._probing_seconds > MAX_RENDER_SECONDS:
             return None
         began = time.monotonic()

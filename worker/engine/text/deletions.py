@@ -25,8 +25,7 @@ class Deletion(NamedTuple):
     last: str = ""
     """If empty, only the first word is deleted."""
     is_longest: bool = False
-    """Whether it deletes up to the text's last such word, or its end; otherwise it deletes up to
-    the next one, repeatedly."""
+    """Whether it reaches to the last such word, or the end; else to the next one, repeatedly."""
 
     def kept(self, text: str) -> list[tuple[int, int]]:
         """The begin and end of each span of a text that is left."""
@@ -77,9 +76,8 @@ def _chats(text: str) -> Iterator[Chat]:
 
 
 def shortened(text: str, deletions: Sequence[Deletion]) -> Iterator[tuple[str, Sequence[int]]]:
-    """The text after possible deletions, with the original place of each character: after each
-    deletion alone, and step by step after all of them, twice, as one may join what another deletes.
-    """
+    """What deletions may leave of a text, with the original place of each character: after each
+    alone, and after each step of all of them, twice, as one may join what another deletes."""
     whole: tuple[str, Sequence[int]] = text, range(len(text))
     for deletion in deletions:
         if (found := _without(whole, deletion)) is not whole:

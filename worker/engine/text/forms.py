@@ -84,7 +84,6 @@ never_none = _of_each(lambda m: {**m, "content": m.get("content") or ""})
 
 
 def as_text(selects: Callable[[Message], bool]) -> Form:
-    """The content of the messages that `selects` is true for, as text."""
     return _of_each(lambda m: {**m, "content": text_of(m.get("content"))} if selects(m) else m)
 
 
@@ -133,25 +132,25 @@ def runs_merged(follows: Follows) -> Form:
     return _of_messages(lambda messages: map(_merged, _runs(messages, follows)))
 
 
-def is_of_the_turn(run: list[Message], message: Message) -> bool:
-    """Whether a message without calls continues a turn; some templates require alternate roles."""
+def continues_turn(run: list[Message], message: Message) -> bool:
+    """Whether a message without calls continues a turn. Some templates need roles to alternate."""
     is_turn = message.get("role") in ("user", "assistant")
     has_calls = run[-1].get("tool_calls") or message.get("tool_calls")
     return is_turn and run[-1].get("role") == message["role"] and not has_calls
 
 
-def _calls_after_words(run: list[Message], message: Message) -> bool:
+def _are_calls_after_text(run: list[Message], message: Message) -> bool:
     are_its = run[-1].get("role") == message.get("role") == "assistant"
     return are_its and bool(message.get("tool_calls")) and not run[-1].get("tool_calls")
 
 
-def is_after_result(run: list[Message], message: Message) -> bool:
+def follows_result(run: list[Message], message: Message) -> bool:
     """Whether a user's message follows a result: some templates require an answer between the two,
     but read the user's text as part of the result."""
     return run[0].get("role") == "tool" and message.get("role") == "user"
 
 
-words_with_calls = runs_merged(_calls_after_words)
+text_with_calls = runs_merged(_are_calls_after_text)
 
 
 @_of_messages
@@ -173,7 +172,7 @@ def _split(messages: list[Message]) -> tuple[list[Message], list[Message]]:
     return beginning, messages[len(beginning) :]
 
 
-def one_beginning(chat: Chat, *, of_each_role: bool = False) -> Chat:
+def merged_beginning(chat: Chat, *, of_each_role: bool = False) -> Chat:
     """Merge the leading messages of the system and a developer; with `of_each_role`, only
     neighbours with the same role."""
 
@@ -199,8 +198,7 @@ def later_as_user(messages: list[Message]) -> Iterator[Message]:
 
 @_of_messages
 def into_next(messages: list[Message]) -> list[Message]:
-    """Put the text of a leading system message at the beginning of the next message; if there is
-    none, turn it into the user's."""
+    """Move a leading system message to the start of the next one; alone, it becomes a user's."""
     match messages:
         case [{"role": "system"} as system, next_message, *others]:
             text = f"{text_of(system.get('content'))}\n{text_of(next_message.get('content'))}"
@@ -343,31 +341,29 @@ class _Calls:
         self._referenced = referenced
         self._functions: dict[str, str] = {}
         """The name of the function that each call is to, by the call's unique id."""
-        self._by_client_id: dict[Any, deque[str]] = {}
-        """For each referenced id, the unique ids of the calls that have it, in the last turn that
-        has one."""
+        self._by_id: dict[Any, deque[str]] = {}
+        """For each referenced id, the unique ids of its calls, in the last turn that has any."""
         self._unreferenced: deque[str] = deque()
         """The unique ids of the calls of the last turn that no result refers to."""
         self._made = map("call{:05}".format, count(1))  # a client's own ids may look like these
 
     def add(self, calls: list[Message]) -> list[Message]:
         """Add the calls of a turn, and return them with unique ids."""
-        seen = {id for call in calls if (id := call.get("id")) in self._referenced}
-        self._by_client_id |= {id: deque() for id in seen}
+        self._by_id |= {id: deque() for call in calls if (id := call.get("id")) in self._referenced}
         self._unreferenced = deque()
         added = []
         for call in calls:
             ids = chain([call.get("id")], self._made)
             own = next(each for each in ids if each and each not in self._functions)
             self._functions[own] = call["function"]["name"]
-            self._by_client_id.get(call.get("id"), self._unreferenced).append(own)
+            self._by_id.get(call.get("id"), self._unreferenced).append(own)
             added.append({**call, "id": own})
         return added
 
     def resolve(self, result: Message) -> Message:
         """A result with its call's unique id and the function's name; a result without a call is
         returned unchanged."""
-        if own_ids := self._by_client_id.get(result.get("tool_call_id")):
+        if own_ids := self._by_id.get(result.get("tool_call_id")):
             own = own_ids[0]
             own_ids.rotate(-1)  # if several calls have this id, the next result is the next call's
         elif self._unreferenced:

@@ -137,7 +137,7 @@ _PROBES = (
     ),
     _Probe(
         chat_of(system(_FIRST), system(_MARK), developer(_SECOND), user("x")),
-        (unchanged, partial(forms.one_beginning, of_each_role=True), forms.one_beginning),
+        (unchanged, partial(forms.merged_beginning, of_each_role=True), forms.merged_beginning),
     ),
     _Probe(
         chat_of(
@@ -174,7 +174,7 @@ _PROBES = (
     ),
     _Probe(
         chat_of(user("x"), user(_FIRST), assistant("y"), assistant(_SECOND), user("z")),
-        (unchanged, forms.runs_merged(forms.is_of_the_turn), unchanged),
+        (unchanged, forms.runs_merged(forms.continues_turn), unchanged),
     ),
     _Probe(
         chat_of(
@@ -182,7 +182,7 @@ _PROBES = (
             *(assistant("z"), user("w"), assistant(_SECOND), calling("v"), result("u")),
             *(assistant("t"), user("s")),
         ),
-        (unchanged, forms.words_with_calls, forms.apart_from_calls, forms.words_with_calls),
+        (unchanged, forms.text_with_calls, forms.apart_from_calls, forms.text_with_calls),
         _all_arrive,
     ),
     _Probe(
@@ -192,7 +192,7 @@ _PROBES = (
     ),
     _Probe(
         chat_of(user(_FIRST), calling("z"), result(_MARK), user(_SECOND)),
-        (unchanged, forms.runs_merged(forms.is_after_result), unchanged),
+        (unchanged, forms.runs_merged(forms.follows_result), unchanged),
     ),
     _Probe(chat_of(system(_MARK), user("x")), (unchanged, forms.into_next)),
     _Probe(

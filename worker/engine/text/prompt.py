@@ -266,8 +266,7 @@ class PromptBuilder:
 
     def _parts(self, reading: Reading, tokens: list[int]) -> Iterable[tuple[str, bool]] | None:
         """The parts of a chat's text, each with whether control tokens are recognised in it: those
-        that messages spell stay text. `None` if they spell none. `tokens` are those of the whole
-        text."""
+        that messages spell stay text. `None` if they spell none. `tokens` are the whole text's."""
         prompt, model = reading.prompt, self._vocabulary
         # A longer text is refused anyway; with media, some of its tokens are those of marks.
         if len(tokens) > self._context_length and not prompt.media:

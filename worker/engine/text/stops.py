@@ -13,8 +13,7 @@ from functools import lru_cache
 from worker.errors import InvalidRequest
 
 MAX_STOP_CHARS = 8192
-"""The limit of all stops of a request together: the automaton has a state for each character, and
-is built before the answer."""
+"""In all stops together: the automaton has a state for each, and is built before the answer."""
 
 
 class _State:

@@ -21,7 +21,7 @@ def check_magic(path: Path, head: bytes, size: int) -> None:
     elif start.startswith((b"<!doctype", b"<html")):
         what = "it is a web page; the download link did not lead to the file"
     elif head[:4] in (b"lmgg", b"tjgg", b"algg", b"fmgg"):
-        what = "it is in the old GGML format; convert the original model to GGUF again"
+        what = "it is in the old GGML format; convert the original model to GGUF"
     elif head[8:9] == b"{":
         what = "it looks like SafeTensors; give its folder, which the worker converts"
     else:

@@ -186,7 +186,7 @@ def with_metadata(header: GgufHeader, values: Mapping[str, Scalar]) -> GgufHeade
                 key, "it is a list in the file, and llama.cpp reads lists from the file alone"
             )
         if not fits(kind, value):
-            _refuse_override(key, f"{value!r} is not a {kind}, the type in the file")
+            _refuse_override(key, f"{value!r} does not fit its type, {kind}")
     changed = _header_of(replace(header, metadata={**header.metadata, **changes}, types=types))
     pooling_key = constants().Keys.LLM.POOLING_TYPE.format(arch=changed.architecture)
     return replace(

@@ -141,7 +141,7 @@ class GgufLayout:
         """A string; `None` if absent or empty. Raises `ModelError` if it has another type."""
         kind = self.types.get(key, "string")
         if kind != "string":
-            raise unusable(self.path, f"{key} is a {kind} instead of a string")
+            raise unusable(self.path, f"{key} has the type {kind} instead of string")
         return str(self.metadata.get(key, "")) or None
 
     def unsigned(self, key: str) -> int | None:
@@ -151,7 +151,7 @@ class GgufLayout:
             return None
         value, kind = self.metadata.get(key), self.types[key]
         if kind == "bool" or not isinstance(value, int) or value < 0:
-            raise unusable(self.path, f"{key} is not an unsigned integer but a {kind}")
+            raise unusable(self.path, f"{key} is not an unsigned integer: its type is {kind}")
         return value
 
     def largest(self, key: str) -> int | None:

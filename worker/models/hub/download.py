@@ -147,7 +147,7 @@ class _Download:
     def gguf(self, file: str, commit: str | None = None) -> Downloaded:
         """One GGUF, whole or in parts, and its projector."""
         paths, commit = self.fetch(split_names(file), commit or self.revision, self.sha256)
-        # Even if no projector is wanted now: a later start may want one without asking the hub.
+        # Even if no projector is wanted now: a later start may want one, and not ask the hub.
         files = self.cache.files_of(commit) or self.list_files(commit)[1]
         projector = None
         if name := self.projector_of(file, files):

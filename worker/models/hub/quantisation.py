@@ -72,8 +72,7 @@ def of_one_model(found: list[Quantisation]) -> list[Quantisation]:
 
 
 def fitting(found: list[Quantisation], room_bytes: int) -> Quantisation | None:
-    """The last one up to Q8_0 that fills at most `SHARE` of the memory; `None` if there is none.
-    `found` is sorted by size, so it is the largest."""
+    """The largest of those up to Q8_0 that fit into `SHARE` of the memory; `found` is by size."""
     usual = [each for each in found if each.label not in _BEYOND_Q8_0]
     fits = [each for each in usual if each.size_bytes <= SHARE * room_bytes]
     return fits[-1] if fits else None

@@ -73,7 +73,7 @@ class RemoteFile:
     in_xet: bool
     """Whether the hub serves it in content-addressed chunks (Xet)."""
     pin: str | None
-    """The SHA-256 that the user's registry demands, if any."""
+    """The SHA-256 that `models.toml` demands, if any."""
 
     @property
     def sha256(self) -> str | None:

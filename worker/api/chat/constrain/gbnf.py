@@ -138,7 +138,7 @@ class _Reader:
         numbers = [int(number) for number in re.findall(r"\d+", written)]
         group.repeated *= max(numbers, default=1) or 1
         if group.repeated > _MAX_REPETITIONS:
-            raise self._error(f"more than {_MAX_REPETITIONS} nested repetitions")
+            raise self._error(f"nested repetitions multiply to more than {_MAX_REPETITIONS}")
         if numbers and not any(numbers) and not re.search(r",\s*\}", written):
             group.parts[-1] = '""'  # Lark has no repetition of zero times
         else:

@@ -27,7 +27,7 @@ OF_TYPE = {
     "string": frozenset("pattern format minLength maxLength".split()),
     "number": frozenset("minimum maximum exclusiveMinimum exclusiveMaximum multipleOf".split()),
 }
-"""Keywords by type. A schema without `type` that has keywords of one type means that type."""
+"""Keywords by type. A schema without `type` that has keywords of only one means that one."""
 
 LARGEST = 2**53 - 1
 """The largest integer that all JSON readers represent exactly; wider bounds are narrowed to it."""

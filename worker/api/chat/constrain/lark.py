@@ -39,7 +39,7 @@ _COMMON = {
     "LF": r"\n",
     "NEWLINE": r"(?:\r?\n)+",
 }
-"""The terminals of Lark's `common` grammar."""
+"""The supported terminals of Lark's `common` grammar."""
 _SPECIAL = re.compile(
     r"\\(?:[nrtf\"\\]|x[0-9a-fA-F]{2}|u(?![dD][89a-fA-F])[0-9a-fA-F]{4})?|[.+*?()|\[\]{}^$]"
 )

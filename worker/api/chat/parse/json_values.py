@@ -64,7 +64,7 @@ def escaped(text: str) -> str:
 
 
 def value(source: Source, give: Give, grow: Grow | None = None) -> Steps[bool]:
-    """Pass on one JSON value as it arrives; false if the text ends before it."""
+    """Pass on one JSON value as it arrives; false if the text ends within it."""
     depth = 0
     while True:
         char = yield from source.peek()

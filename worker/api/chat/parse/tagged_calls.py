@@ -1,7 +1,8 @@
 """Reads calls whose arguments are texts in tags. Any thread.
 
-Most tags do not tell a number from a text that looks like one; the function's schema does. A string
-is passed on as it arrives, with its own line ends; any other value is converted when its tag ends.
+Most tags do not tell a number from a text that looks like one; the function's schema does. A value
+that can only be a string is passed on as it arrives, with its own line ends; any other is converted
+when its tag ends.
 """
 
 from __future__ import annotations
