@@ -82,7 +82,7 @@ class OwnFields(AdaptedBody):
         None, description="prompt prefixes are reused only under the same salt"
     )
     cache_prompt: Flag = Field(True, description="false: no cached prefix is reused")
-    deterministic: Flag = Field(False, description="compute alone, reusing nothing")
+    deterministic: Flag = Field(False, description="compute this request alone, reusing nothing")
 
     def own(self, prefix: str) -> dict[str, Any]:
         """Their values as fields of a `Generate`, whose id begins with `prefix`."""
@@ -143,7 +143,7 @@ class GenerationFields(SamplingFields, OwnFields, BudgetFields):
         validation_alias=AliasChoices(
             "max_completion_tokens", "max_tokens", "n_predict", "max_new_tokens"
         ),
-        description="the most tokens to generate, within the context; -1: until it is full",
+        description="the most tokens to generate, within the context; -1: as many as possible",
     )
     n: Integer = Field(
         1,
