@@ -104,7 +104,7 @@ class OwnFields(AdaptedBody):
 class StructuredOutputs(OpenBody):
     """vLLM's `structured_outputs`."""
 
-    json_: Schema | None = Field(None, validation_alias="json")
+    json_: Schema | None = Field(None, alias="json")
     regex: str | None = None
     choice: Many[str] = ()
     grammar: str | None = None

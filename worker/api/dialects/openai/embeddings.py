@@ -40,7 +40,7 @@ class EmbeddingBody(AdaptedBody):
         description="the p of the p-norm that vectors are divided by; -1: unscaled, 0: scaled to a "
         "largest value of 32760",
     )
-    user: str | None = None
+    user: str | None = Field(None, description="no effect")
 
     @model_validator(mode="after")
     def _has_texts(self) -> Self:
