@@ -74,6 +74,13 @@ def test_a_way_leads_through_what_is_there(way: str) -> None:
         assert sources and (not method or any(f"def {method}(" in each for each in sources)), step
 
 
+@pytest.mark.parametrize("page", [*TEXTS, "CONTRIBUTING.md", "worker/convert/README.md"])
+def test_a_path_that_a_page_names_exists(page: str) -> None:
+    text = (ROOT / page).read_text("utf-8")
+    named = re.findall(r"`((?:worker|tests|tools|builds)/[\w/.*-]+?)(?:/…)?`", text)
+    assert [path for path in named if not any(ROOT.glob(path))] == []
+
+
 def test_the_readme_is_read_in_one_sitting() -> None:
     assert README.count("\n") <= 150
 
@@ -175,6 +182,7 @@ def test_the_exit_codes_that_are_listed_are_those_of_errors() -> None:
     assert listed == {0, 130, *(each.exit_code for each in WorkerError.__subclasses__())}
     told = (_parser("cpu", None).epilog or "").partition("exit codes:")[2]
     assert {*map(int, re.findall(r"\b(\d+) ", told))} == listed - {130}
+    assert _parser("cpu", "plan").epilog == (_parser("cpu", "doctor").epilog or "").split(", 7 ")[0]
     told = (convert._parser().epilog or "").partition("exit codes:")[2]
     assert {*map(int, re.findall(r"\b(\d+) ", told))} == {0, 1, 2, 3, 4, 6, 130} <= listed
 

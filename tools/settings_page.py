@@ -18,18 +18,18 @@ HEAD = """\
 # Settings
 
 Each setting is a flag, a variable and a key of the TOML file that `--config` names:
-`--max-queued-requests 64` is `LLORCH_MAX_QUEUED_REQUESTS=64` and `max_queued_requests = 64`.
-Flags win over variables, variables over the file. An unknown key, or a value out of range, stops
-the start with a sentence that names it. `MODEL_PATH` is read as `LLORCH_MODEL`, `BIND_ADDR`
-(HOST:PORT) as `LLORCH_HOST` and `LLORCH_PORT`, and `CUDA_DEVICE` as `LLORCH_CUDA_DEVICE`, unless
-these are set.
+`--max-queued-requests 64` is the same as `LLORCH_MAX_QUEUED_REQUESTS=64` and
+`max_queued_requests = 64`. Flags override variables, and variables override the file. An unknown
+setting or a value out of range stops the start with a message that names it. `MODEL_PATH` is read
+as `LLORCH_MODEL`, `BIND_ADDR` (HOST:PORT) as `LLORCH_HOST` and `LLORCH_PORT`, and `CUDA_DEVICE` as
+`LLORCH_CUDA_DEVICE`, unless these are set.
 
-- A switch is given as `--page` or `--no-page`, `LLORCH_PAGE=off` or `page = false`. Its default is
-  `on` or `off`; of `--mmap` and `--kv-unified` it is the worker's choice.
-- Where values are listed, one of them is given: `--blas on`.
-- What may be repeated is a list in the file, `lora = ["sql=sql.gguf", "law=./folder:0.8"]`, and has
-  commas in a variable, `LLORCH_ALLOW_HOST=a.example,b.example`.
-- Tokens are variables alone. A variable that is empty counts as not set.
+- A switch is set by `--page` or `--no-page`, `LLORCH_PAGE=off` or `page = false`. The worker
+  chooses the switches without a default, `--mmap` and `--kv-unified`.
+- If a row ends with a list of values, the setting takes one of them: `--blas on`.
+- A repeatable setting is a list in the file, `lora = ["sql=sql.gguf", "law=./folder:0.8"]`, and
+  separated by commas in a variable, `LLORCH_ALLOW_HOST=a.example,b.example`.
+- Tokens can only be set by variables. An empty variable counts as unset.
 
 `.venv/bin/python -m tools.settings_page` writes this page; a test compares it.
 """

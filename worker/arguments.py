@@ -16,15 +16,15 @@ from worker.errors import shortened
 from worker.expectations import closest
 
 _FLAG = re.compile(r"--?[A-Za-z][^\s=]*")
-"""Not a text, which has a space, nor a negative number."""
+"""Matches flags, but neither texts with spaces nor negative numbers."""
 
 
 class Parser(argparse.ArgumentParser):
     """An argparse parser without abbreviations that suggests a flag for an unknown one."""
 
     other_names: ClassVar[Mapping[str, Sequence[str]]] = {}
-    """Flags of other programs, by what the hint says of them: our own flag, or a remark that begins
-    with a semicolon. One of theirs can match two of ours."""
+    """Flags of other programs, by what the hint says of them: our own flag or variable, or a remark
+    that begins with a semicolon. One of theirs can match two of ours."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         # Before argparse, which would read `-hf` as `-h`, and the value of an unknown flag as an

@@ -96,7 +96,7 @@ def _open_standard_files() -> None:
     if sys.stderr is None:
         sys.stderr = open(2, "w", closefd=False)
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding != "utf-8":
-        sys.stdout.reconfigure(errors="replace")  # prints a plan even if not its bars
+        sys.stdout.reconfigure(errors="replace")  # a plan's bars become `?` instead of an error
 
 
 def _interrupt_again(

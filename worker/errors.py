@@ -339,7 +339,7 @@ def rebuild_error(reported: Mapping[str, Any], otherwise: type[WorkerError]) -> 
     """The error that a command reported as JSON, in its own class; `otherwise` is the class for an
     unknown code."""
     message, details = reported.get("message"), reported.get("details")
-    content = str(message or "It failed without a reason."), dict(details or {})
+    content = str(message or "It gave no reason."), dict(details or {})
     try:
         return error_of(str(reported.get("code")), *content)
     except ValueError:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from worker.arguments import Parser
-from worker.commands import SUBCOMMANDS
+from worker.commands import EXIT_CODES, SUBCOMMANDS
 from worker.errors import ConfigError, flag
 from worker.expectations import closest
 from worker.installation import own_version
@@ -29,25 +29,6 @@ GROUPS = {
     "server": "the server",
     "pool": "the pool manager",
 }
-_OF_A_START = (
-    "2 usage or config, 3 model, 4 backend or device mismatch, 5 does not fit the device, "
-    "6 download, 7 port in use, 8 engine crash loop"
-)
-_EXIT_CODES = {
-    None: f"0 clean stop, 1 a fault of the worker or a callback that failed, {_OF_A_START}",
-    "health": "0 the worker is healthy, 1 it is not or does not answer, 2 usage or config, "
-    "4 backend mismatch",
-}
-"""By subcommand, `None` being a start; all others have the codes of a start."""
-_SHOWN = {
-    "plan": ("model", "device", "engine"),
-    "chat": ("model", "server"),
-    "bench": ("model", "device", "engine"),
-    "health": ("server",),
-    "doctor": ("model", "device", "engine", "server"),
-}
-"""The groups in a subcommand's help, which refers to `--help` of a start for the others."""
-
 _OTHER_NAMES = {
     "--model": ("-m", "-hf", "-hfr", "--hf-repo", "-hff", "--hf-file"),
     "--lora": ("--lora-scaled", "--lora-init-without-apply"),
@@ -121,7 +102,7 @@ _OTHER_NAMES = {
         *("--dry-sequence-breaker", "--embd-normalize"),
     ),
 }
-"""Our flags, and their names in llama-server and vLLM; one of theirs can match two of ours."""
+"""As `Parser.other_names`: the flags of llama-server and vLLM."""
 
 
 _NONE_FLAGS = frozenset({"mmproj"})
@@ -150,7 +131,7 @@ class _Parser(Parser):
 def parse_flags(
     backend: BackendName, argv: Sequence[str], name: str | None = None
 ) -> dict[str, Any]:
-    """The flags that are given, as texts by setting; `name` is the subcommand, if any."""
+    """The values of the given flags by setting, not parsed yet; `name` is a subcommand."""
     parser = _parser(backend, name)
     namespace, unknown = parser.parse_known_args(list(argv))
     if unknown:
@@ -167,23 +148,34 @@ def parse_flags(
             what, hint = f"A subcommand comes first: llorch-{backend} {first} …", "."
             if name:
                 what = f"{name} is the subcommand already; {first} is one of its own"
-        serves = "" if name else "it serves without one, and "
+        serves = "" if name else f"{parser.prog} serves without one, and "
         raise ConfigError(what + (hint or f"; {serves}a model is given as --model {unknown[-1]}."))
     given: dict[str, Any] = vars(namespace)
     return given
 
 
 def _parser(backend: BackendName, name: str | None) -> _Parser:
-    lines = "".join(f"\n  {each:<10} {text}" for each, text in SUBCOMMANDS.items())
-    exit_codes = _EXIT_CODES.get(name, f"0 done, 1 a fault of the worker, {_OF_A_START}")
+    shown: Iterable[str] = GROUPS
+    if name is None:
+        lines = "".join(f"\n  {each:<10} {known.text}" for each, known in SUBCOMMANDS.items())
+        usage = "%(prog)s [subcommand] [flags]"
+        description = (
+            "Serve one model on one device over HTTP. Without any flag, serve the bundled tiny "
+            f"model on http://127.0.0.1:8080.\n\nsubcommands:{lines}"
+        )
+        faults = "1 a fault of the worker or a callback that failed"
+        exit_codes = f"0 clean stop, {faults}, {EXIT_CODES}"
+    else:
+        text, shown, exit_codes, _ = SUBCOMMANDS[name]
+        usage = "%(prog)s [flags]"
+        description = (
+            f"{text} It takes all flags of llorch-{backend}; "
+            f"llorch-{backend} --help lists those that are not shown here."
+        )
     parser = _Parser(
         prog=f"llorch-{backend}" + (f" {name}" if name else ""),
-        usage="%(prog)s [flags]" if name else "%(prog)s [subcommand] [flags]",
-        description=f"{SUBCOMMANDS[name]} It takes all flags of llorch-{backend}; "
-        f"llorch-{backend} --help lists those that are not shown here."
-        if name
-        else "Serve one model on one device over HTTP. Without any flag, serve the bundled tiny "
-        f"model on http://127.0.0.1:8080.\n\nsubcommands:{lines}",
+        usage=usage,
+        description=description,
         epilog=f"Every flag has a variable: --max-body-bytes is {ENV_PREFIX}MAX_BODY_BYTES. "
         "Flags override variables, variables override the config file. Secrets are variables only: "
         + ", ".join(sorted(ENV_PREFIX + each.upper() for each in ENV_ONLY))
@@ -195,7 +187,6 @@ def _parser(backend: BackendName, name: str | None) -> _Parser:
     parser.add_argument("--version", action="version", version=version, help="print the version")
     if name:
         parser.add_argument("--json", action="store_true", help="print JSON")
-    shown = _SHOWN[name] if name else GROUPS
     groups = {key: parser.add_argument_group(title) for key, title in GROUPS.items()}
     for field, info in FIELDS.items():
         if field not in ENV_ONLY and BACKEND_FIELDS.get(field, backend) == backend:

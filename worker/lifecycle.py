@@ -50,7 +50,7 @@ from worker.wire.engine_info import EngineInfo
 from worker.wire.messages import Progress
 
 EXIT_MARGIN_SECONDS = 4.5
-"""How long after the drain timeout the process may still take to exit before it is killed."""
+"""Time for the exit after the drain timeout; then the process ends itself by force."""
 _LLAMA_SERVER_PREFIXES = ("LLAMA_ARG_", "LLAMA_API_KEY")
 """Prefixes of llama-server's own environment variables."""
 
@@ -58,8 +58,8 @@ _LLAMA_SERVER_PREFIXES = ("LLAMA_ARG_", "LLAMA_API_KEY")
 def run(settings: Settings, engine: EngineProcess, memory_limit: Callable[[], int]) -> None:
     """Serve until stopped; raises the `WorkerError` that stopped the worker, if there was one.
 
-    `engine` loads the model first; it may be spawned already. `memory_limit` returns how many bytes
-    a model may take; it is called only if that decides which file is downloaded.
+    `engine` does the first load; it may be spawned already. `memory_limit` returns the bytes of
+    memory that a model can count on; it is called only if they decide which file is downloaded.
     """
     settings.check_files()
     path = settings.socket_path
@@ -205,7 +205,7 @@ class Lifecycle:
             self._supervisor.fail(failure)
 
     async def _bring_up(self) -> None:
-        """Resolve, load and announce; returns once a pool manager has accepted the callback."""
+        """Resolve, load and announce; raises an error that must stop the worker."""
         settings = self._settings
         loop = asyncio.get_running_loop()
         set_progress = self._supervisor.set_progress
@@ -252,7 +252,7 @@ class Lifecycle:
             print(text, end="", file=sys.stderr, flush=True)
 
     def _where(self) -> str:
-        """Where a person finds the worker in a browser, or its API without pages."""
+        """Where a person finds the worker's pages, or the API's description if it serves none."""
         if not self._settings.page:
             return f"Described in {self._uri}/openapi.json"
         chat = f"Chat at {self._uri}{CHAT}/" if has_chat() else NO_CHAT

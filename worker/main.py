@@ -94,7 +94,7 @@ def _prepared(
     settings = Settings.load(backend, flags)
     logs.configure(settings.log_level, settings.log_format, settings.worker_id)
     settings.check_machine()
-    if name not in ("chat", "doctor"):  # `chat` may use a worker elsewhere; `doctor` reports it
+    if name is None or SUBCOMMANDS[name].needs_engine:
         check_engine(backend)
     if name is not None:
         command = importlib.import_module(f"worker.commands.{name}")

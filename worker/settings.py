@@ -81,7 +81,7 @@ BACKEND_FIELDS: Mapping[str, BackendName] = {
 ALIASES = {
     "model": "MODEL_PATH", "host": "BIND_ADDR", "port": "BIND_ADDR", "cuda_device": "CUDA_DEVICE"
 }  # fmt: skip
-"""Settings that have another variable, too, which is what other workers of a pool read."""
+"""Settings with a second variable, the one that other workers of a pool read."""
 OTHER_FILES = 64
 """The most files that a worker's process has open in addition to its connections."""
 SWITCHES = ("enable_thinking", "thinking")
@@ -341,7 +341,7 @@ class Settings(_TableFields):
     slow_reader_timeout: Seconds = _setting(30.0, "server", "seconds that a client may leave its answer unread before it is disconnected")
     metrics_interval_ms: Annotated[int, AfterValidator(_off_or_in_range)] = _setting(500, "server", "milliseconds between the metrics events of a stream, 250 to 1000; 0: off")
     log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "server", "lowest level that is logged")
-    log_format: Literal["auto", "json", "console"] = _setting("auto", "server", "json: JSON lines; console: readable lines; auto: on a terminal the progress of the start, then warnings only; otherwise JSON lines")
+    log_format: Literal["auto", "json", "console"] = _setting("auto", "server", "json: JSON lines; console: readable lines; auto: json, but on a terminal console, which with the default --log-level shows the progress of the start, then only warnings")
     config: File | None = _setting(None, "server", "TOML file that sets any of these settings")
     samplers: Order | None = _setting(None, "sampling", "the samplers to use, in order: names separated by ; or commas, or llama.cpp's letters")
 

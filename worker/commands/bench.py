@@ -2,9 +2,9 @@
 
 Starts a worker with the same settings as a child, on a free port of this machine, and streams
 answers to unrelated prompts: 1, then 4, then 16 at once. The rate is the number of generated tokens
-divided by the time from the first request's submission to the last token's arrival, prompts
-included; the time to the first token is what each client waited. Each load has one round, after one
-request that is not counted, so figures vary by a few percent.
+divided by the time from the first request's submission to the last token's arrival, which includes
+the prompts' time; the time to the first token is what each client waited. Each load has one round,
+after one request that is not counted, so figures vary by a few percent.
 """
 
 from __future__ import annotations

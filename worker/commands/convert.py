@@ -180,7 +180,7 @@ def _destination(options: argparse.Namespace) -> Path:
     if os.path.lexists(path) and not path.is_file():
         raise ConfigError(f"{path} exists and is not a file; choose another name")
     if path.is_file() and not options.overwrite:
-        raise ConfigError(f"{path} exists already; --overwrite replaces it")
+        raise ConfigError(f"{path} already exists; --overwrite replaces it")
     return path
 
 
@@ -261,9 +261,8 @@ def _parser() -> argparse.ArgumentParser:
 
     cache = add_command(commands, "cache", "list downloads and conversions, or remove some")
     _add_cache_dir(cache, "the cache folder (default: the worker's)")
-    cache.add_argument(
-        "--remove", nargs="+", default=[], metavar="KEY", help="remove models whose keys begin so"
-    )
+    text = "remove models whose keys begin with KEY"
+    cache.add_argument("--remove", nargs="+", default=[], metavar="KEY", help=text)
     cache.add_argument(
         "--older-than",
         type=_days,

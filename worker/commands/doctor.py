@@ -250,7 +250,7 @@ def _questions(settings: Settings, found: Diagnosis, cache_fault: str | None) ->
 
 
 def _model(settings: Settings, found: Diagnosis, cache_fault: str | None) -> ResolvedModel | None:
-    """Check the model; `None` if it is not on this machine as a GGUF file yet."""
+    """Check the model; `None` if it fails, or is not on this machine as a GGUF file yet."""
     name = settings.model or "the bundled model"
     with found.check("model"):
         place, _ = look_up(settings.model, settings.models_file)
@@ -279,7 +279,7 @@ def _model(settings: Settings, found: Diagnosis, cache_fault: str | None) -> Res
 def _downloaded_first(
     what: str, name: str, error: DownloadError, found: Diagnosis, cache_fault: str | None
 ) -> None:
-    """Record that the first start downloads it; raises `error` if that is not the reason."""
+    """Record that the first start downloads it; raises `error` if no download would help."""
     if error.details.get("reason") != "offline" or cache_fault is not None:
         raise error
     found.unknown(what, f"{name} is not in the cache yet; the first start downloads it")

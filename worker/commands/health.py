@@ -45,9 +45,8 @@ def run(settings: Settings, *, as_json: bool) -> int:
 
 
 def flags_of_first_process(command: str) -> list[str]:
-    """The worker's flags on the command line of process 1, which is the worker, or starts it after
-    `docker run --init`; empty if it is something else. Its variables are the container's anyway.
-    """
+    """The worker's flags from process 1, which is the worker or, with `docker run --init`, starts
+    it; empty if it is something else. Its variables are the container's anyway."""
     try:
         line = _FIRST_PROCESS.read_bytes().decode("utf-8", "replace").rstrip("\0").split("\0")
     except OSError:  # no /proc, or another user's process

@@ -46,7 +46,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def _module(*command: str, path: Path | None = None) -> int:
     environment = {**os.environ, "PYTHONPATH": str(path)} if path else None
-    # SIGTERM, at which a build ends its compilers; otherwise it outlives a killed parent.
+    # SIGTERM, so that the build also ends its compilers; alone, it would outlive a killed parent.
     dies = partial(die_with_parent, signal.SIGTERM)
     child = subprocess.Popen([sys.executable, "-m", *command], env=environment, preexec_fn=dies)
     for ends in (signal.SIGINT, signal.SIGTERM):

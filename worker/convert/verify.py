@@ -72,7 +72,8 @@ def check_file(source: Path, file: Path, options: Options, report: Report) -> in
     """Repeat every check on an existing file; returns the number of tensors.
 
     Raises:
-        ModelError: the file differs from a conversion of the source with these options.
+        ModelError: the file differs from a conversion of the source with these options, apart
+            from the version that wrote it.
     """
     recorded = read_header(file).metadata
     outtype = recorded.get(manifest.OUTTYPE)
@@ -90,6 +91,10 @@ def check_file(source: Path, file: Path, options: Options, report: Report) -> in
         )
     with closing(prepare_checked(source, options)) as conversion:
         conversion.metadata[manifest.DIGEST] = manifest.digest(source)
+        writer, reader = recorded.get(manifest.VERSION), conversion.metadata[manifest.VERSION]
+        if isinstance(writer, str) and writer != reader:
+            report.note(f"the file was written by version {writer!r}, and checked by {reader!r}")
+            conversion.metadata[manifest.VERSION] = writer
         _check_metadata(conversion, file)
         check_tensors(conversion, file, report)
         if options.format.tensor_type is None:

@@ -59,19 +59,19 @@ def _parser() -> argparse.ArgumentParser:
         prog="llorch-ray",
         description="Serve with several workers, on one machine or many, through Ray Serve.",
         epilog="exit codes: 0 done, 1 Ray refuses or does not run, 2 usage, the file, or Ray is "
-        "not installed, 3 the workers do not start. Set RAY_DASHBOARD_ADDRESS to use another "
-        "cluster than this machine's.",
+        "not installed, 3 the workers do not start. Set RAY_DASHBOARD_ADDRESS to use a cluster "
+        "other than this machine's.",
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {own_version()}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    up = add_command(commands, "up", "start the fleet in a file, or change the running one")
+    up = add_command(commands, "up", "start the fleet of a file, or change the running one to it")
     up.add_argument("file", type=Path, metavar="FILE", help="a TOML file of workers")
     up.set_defaults(act=_up)
     status = add_command(commands, "status", "show the workers and their states")
     status.add_argument("--json", action="store_true", help="as JSON")
     status.set_defaults(act=_status)
     scale = add_command(
-        commands, "scale", "set the number of workers until the next `up`, instead of by the load"
+        commands, "scale", "fix the number of workers until the next `up`, whatever the load"
     )
     scale.set_defaults(act=_scale)
     roll = add_command(commands, "roll", "replace the workers of a group one after another")

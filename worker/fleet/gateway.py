@@ -356,8 +356,8 @@ class Gateway(Surface):
         return max(began, key=began.__getitem__, default=None)
 
     async def _answer_from_all(self, ask: Ask, operation: Operation) -> Response:
-        """The answer about a job that any worker may have. If this gateway knows which worker has
-        the job, it asks only that one."""
+        """The answer that depends on all workers, or on the one that has a job or a stream. If this
+        gateway knows which worker has the job, it asks only that one."""
         running = self._running(ask.job_id)
         if running is None:
             return await self._answer_from_several(self._table.all_workers(), ask, operation)

@@ -69,7 +69,7 @@ class Ask:
     refusal: str | None = None
     """The code of the worker's error if that is forwarded instead of an answer."""
     has_ended: bool = False
-    """Whether the answer's end has been sent, after which the client can reuse the job's id."""
+    """Whether the answer's end is on its way to the client, who may then reuse the job's id."""
 
 
 class Relay:

@@ -49,8 +49,7 @@ def _bind_to_own_address() -> str:
 
 
 def workers(args: dict[str, Any]) -> Application:
-    """`args` has a `WorkerGroup` as `group`, and `generation`, a change of which rolls all
-    replicas."""
+    """`args` has a `WorkerGroup` as `group`, and `generation`, whose change rolls all replicas."""
     return serve.deployment(WorkerReplica).options(name="worker").bind(args["group"])
 
 

@@ -121,7 +121,7 @@ class WorkerGroup(Table):
             ):
                 return least, most
         raise ValueError(
-            f"it is a whole number from 1 to {MAX_REPLICAS}, or a minimum and maximum, as [1, 3]"
+            f"it must be a whole number from 1 to {MAX_REPLICAS}, or a minimum and maximum: [1, 3]"
         )
 
     @field_validator("settings")
@@ -130,7 +130,7 @@ class WorkerGroup(Table):
         known = [name for name in FIELDS if name not in ENV_ONLY and name not in FLEET_OWNED]
         for name in given:
             if name in FLEET_OWNED and name in (*Fleet.model_fields, *cls.model_fields):
-                raise ValueError(f"{name} is not a worker's setting here; put it above them")
+                raise ValueError(f"{name} is not a worker's setting here; put it above `settings`")
             if name in FLEET_OWNED:
                 raise ValueError(f"{name} cannot be set in the file: the fleet chooses it")
             if name in ENV_ONLY:
@@ -153,7 +153,7 @@ class WorkerGroup(Table):
     @model_validator(mode="after")
     def _scales_if_it_may(self) -> Self:
         if isinstance(self.replicas, int) and self.scaling is not None:
-            raise ValueError("scaling needs replicas with a minimum and maximum, as [1, 3]")
+            raise ValueError("scaling needs replicas with a minimum and maximum, such as [1, 3]")
         return self
 
     @property
@@ -273,8 +273,8 @@ def load(path: Path) -> Fleet:
 
 
 def _refuse_equal_names(fleet: Fleet) -> None:
-    """Raises `ConfigError` if two groups have the same name. Only a gateway may have that, while
-    one group replaces another."""
+    """Raises `ConfigError` if two groups or their models share a name. Only a gateway may have
+    that, while one group replaces another."""
     groups = [group.name for group in fleet.workers]
     for names in (groups, [name for group in fleet.workers for name in group.names]):
         for name in names:

@@ -87,7 +87,7 @@ def configure(level: str = "info", format: Format = "auto", worker_id: str = "")
 
 
 def is_for_people(level: str, format: Format) -> bool:
-    """Whether stderr is a terminal and the settings ask for nothing but the defaults."""
+    """Whether stderr is a terminal and the log settings are the defaults."""
     return format == "auto" and level == "info" and sys.stderr.isatty()
 
 

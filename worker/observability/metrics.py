@@ -141,7 +141,7 @@ class Metrics:
         self._hit_rate = gauge("vllm:gpu_prefix_cache_hit_rate", "Share of all prompt tokens since the start that were not computed again; 1 is all.")
         self._gauges = [(gauge(name, text), attrgetter(path)) for name, text, path in _GAUGES]
         self._cache = gauge("vllm:cache_config_info", "1; a block is one KV cell.", ("block_size", "num_gpu_blocks"))
-        self._adapters = gauge("vllm:lora_requests_info", "Unix time of this scrape; labels: names of the LoRA adapters in use, and how many are loaded.", ("max_lora", "running_lora_adapters", "waiting_lora_adapters"))
+        self._adapters = gauge("vllm:lora_requests_info", "Unix time of this scrape; labels: LoRA adapters of running and of waiting requests, and how many are loaded.", ("max_lora", "running_lora_adapters", "waiting_lora_adapters"))
         self._vram = gauge("worker_vram_bytes", "Bytes that the model takes on its device.", ("worker_id",))
         # fmt: on
         # Start all series at 0: a rate misses the first increment of a series that begins at 1.

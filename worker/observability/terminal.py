@@ -39,7 +39,7 @@ _USUAL_COLUMNS = 80
 
 
 class LiveLine:
-    """A line that each `show` overwrites, until `clear`. Nothing is shown without a terminal."""
+    """A line that each `show` overwrites, until `clear`; not shown if stderr cannot do that."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

@@ -19,7 +19,7 @@ class Adapter:
     name: str
     path: str
     scale: float = 1.0
-    """Applied if a request names the adapter."""
+    """Applied if a request names the adapter, or by default."""
     is_default: bool = False
     """Whether it applies to requests that select no adapters."""
     size_bytes: int = 0
@@ -84,7 +84,7 @@ def parse_control_vector(text: str) -> ControlVector:
 
 
 def with_path(given: Adapter | ControlVector, made: Callable[[str], str]) -> str:
-    """The text that parses as this adapter or control vector with the path `made` from its own."""
+    """The text that parses as this adapter or control vector with `made(path)` as its path."""
     name = f"{given.name}=" if isinstance(given, Adapter) and not given.is_default else ""
     return f"{name}{made(given.path)}:{str(given.scale).removesuffix('.0')}"
 

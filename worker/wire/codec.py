@@ -18,7 +18,7 @@ MALFORMED = (msgspec.DecodeError, ValueError, RecursionError)
 
 
 def to_data(value: object) -> object:
-    """The encoders' hook for other classes than msgspec knows."""
+    """The encoders' hook for classes that msgspec does not know."""
     if isinstance(value, WorkerError):
         return value.code, value.message, value.details
     raise TypeError(f"a {type(value).__name__} cannot be sent")

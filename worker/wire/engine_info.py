@@ -42,7 +42,7 @@ class Buffer:
 
     def is_on(self, device: str) -> bool:
         """Whether it is in the device's own memory, or for a CPU in the host's. A device can have
-        several buffer types: `CUDA1` and `CUDA1_Split`, `MTL0` and `MTL0_Private`."""
+        several types: `CUDA1` and `CUDA1_Split` (not `CUDA10`), `MTL0` and `MTL0_Private`."""
         if device == "CPU" or self.is_on_host:
             return device == "CPU" and self.is_on_host
         return re.match(rf"{re.escape(device)}(?!\d)", self.device) is not None
@@ -64,7 +64,7 @@ class Residency:
     """What the driver reports after the load: the memory of this process, that of all processes on
     the device, or only that the device is present."""
     holder_pids: tuple[int, ...] = ()
-    """Possible processes of the engine, if the driver uses other process ids than this system."""
+    """Ids of which one may be the engine's, if the driver's process ids are not this system's."""
 
     @property
     def device_bytes(self) -> int:
@@ -164,7 +164,7 @@ WallName = Literal["core_dumps", "files", "system_calls"]
 
 @dataclass(frozen=True, slots=True)
 class Wall:
-    """A confinement of the engine process."""
+    """A confinement of the engine process, which may not hold."""
 
     name: WallName
     holds: bool
@@ -212,7 +212,7 @@ class EngineInfo:
     """Into how many parts the shared cells can be divided while every sequence fits into one part;
     the best number comes first."""
     kv_reason: str = ""
-    """The reason for the choice of cells, in words."""
+    """The number of cells and how they are shared, in words."""
     kv_store_bytes: int | None = None
     """The most bytes that the KV store's files may take; `None` without a store."""
     memory_bytes: int = 0

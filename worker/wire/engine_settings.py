@@ -59,7 +59,7 @@ class EngineSettings:
 
     chat_template: str | None = _setting(None, "model", "file with a Jinja chat template that replaces the model's own", min_length=1)
     rope_scaling: Literal["none", "linear", "yarn"] | None = _setting(None, "model", "how positions beyond the trained length are scaled; default: as in the model file")
-    rope_scale: float | None = _setting(None, "model", "context length as a multiple of the trained length; the same as --rope-freq-scale with 1 divided by it", gt=0, le=1e6)
+    rope_scale: float | None = _setting(None, "model", "context length as a multiple of the trained length; --rope-freq-scale is its reciprocal", gt=0, le=1e6)
     rope_freq_base: float | None = _setting(None, "model", "base frequency of the rotary embedding; default: the model file's", gt=0, le=1e12)
     rope_freq_scale: float | None = _setting(None, "model", "factor of the rotary embedding's frequencies; default: the model file's", gt=0, le=1e6)
     yarn_orig_ctx: int | None = _setting(None, "model", "trained context length that YaRN extends; default: the model file's", ge=1, le=2**24)

@@ -51,7 +51,7 @@ class ProjectorFile(Struct, frozen=True):
 
     path: str
     is_named: bool
-    """Whether the user named it. A fault in one that was found automatically fails no start."""
+    """Whether the user named it. A fault of one that was found automatically stops no start."""
 
 
 class LoadModel(Message, frozen=True):

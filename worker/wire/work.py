@@ -87,7 +87,7 @@ class LineLimits(Struct, frozen=True):
     n_indent: int = 0
     """A line after the first that is indented by fewer blanks ends the answer; its blanks stay."""
     after_ms: int = 0
-    """The end of a line ends the answer this long after its first text or later; 0: never."""
+    """Time after the answer's first text from which on a line's end ends the answer; 0: never."""
 
 
 class InferenceRequest(Struct, frozen=True, tag=True):
@@ -105,7 +105,7 @@ class InferenceRequest(Struct, frozen=True, tag=True):
     stop: tuple[str, ...] = ()
     lines: LineLimits = LineLimits()
     prompt_logprobs: int | None = None
-    """Alternatives for each token of the prompt; `None`: no log-probabilities. Otherwise the whole
+    """Alternatives for each token of the prompt; `None`: no log-probabilities. With them, the whole
     prompt is computed, even if a part of it is cached."""
     scores_end: bool = False
     """Whether requested log-probabilities include that of the token that ends the answer."""

@@ -1,4 +1,4 @@
-"""File trouble: disks that are full or read-only, models that change."""
+"""File trouble: caches and stores on disks that are full or read-only, models that change."""
 
 from __future__ import annotations
 

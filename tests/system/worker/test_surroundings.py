@@ -1,4 +1,5 @@
-"""The surroundings of a worker: disks fill up, logs lose their reader, clocks jump."""
+"""The surroundings of a worker: logs and conversions fill the disk, logs lose their reader, clocks
+jump."""
 
 from __future__ import annotations
 

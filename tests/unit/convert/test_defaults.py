@@ -76,6 +76,10 @@ def with_section(config: dict[str, Any], section: dict[str, Any]) -> dict[str, A
     return {**config, "text_config": section} if "text_config" in config else section
 
 
+def test_every_checkpoint_has_its_defaults() -> None:
+    assert sorted(SAID) == MODELS, "tools/reference/make_config_defaults.py writes them"
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_an_absent_key_is_its_default(name: str, tmp_path: Path) -> None:
     folder = checkpoint(name, tmp_path)

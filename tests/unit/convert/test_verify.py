@@ -28,9 +28,20 @@ def check(source: Path, file: Path) -> int:
 
 
 def meaning(layout: GgufLayout) -> object:
-    """Return the header's content, independent of its bytes."""
+    """Return the header's content without the version that wrote it, independent of its bytes."""
     arrays = {key: (a.item_type, a.read()) for key, a in layout.arrays.items()}
-    return layout.metadata, layout.types, arrays, layout.tensors
+    return layout.metadata | {manifest.VERSION: ""}, layout.types, arrays, layout.tensors
+
+
+def test_a_file_of_another_version_is_verified(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = checkpoint("llama-3.1", tmp_path)
+    monkeypatch.setattr(manifest, "own_version", lambda: "0.0.9")
+    target = converted(source, tmp_path / "model.gguf")
+    monkeypatch.undo()
+    assert verified(source, target) == 0
+    assert "written by version '0.0.9'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("outtype", ["q8_0", "f16", "bf16", "f32"])

@@ -1,4 +1,5 @@
-"""Plans against real allocations, on the CPU and on the device that stands in for a GPU."""
+"""Plans against real allocations, on the CPU and on the device that stands in for a GPU, and the
+settings that a model cannot run with, such as a KV type."""
 
 from __future__ import annotations
 

@@ -101,8 +101,8 @@ def test_a_workers_gpus_are_among_those_that_ray_has_reserved_for_it(
         (WORKERS + "replica = 2", "workers[0].replica is not a field; did you mean replicas?"),
         (WORKERS + "replicas = 0", "workers[0].replicas"),
         (WORKERS + 'backend = "gpu"', "workers[0].backend: it must be one of 'cpu', 'cuda'"),
-        (WORKERS + "replicas = [3, 1]", "workers[0].replicas: it is a whole number from"),
-        (WORKERS + "replicas = [1, 2, 3]", "or a minimum and maximum, as [1, 3]"),
+        (WORKERS + "replicas = [3, 1]", "workers[0].replicas: it must be a whole number from"),
+        (WORKERS + "replicas = [1, 2, 3]", "or a minimum and maximum: [1, 3]"),
         (WORKERS + "replicas = [0, 3]", "workers[0].replicas"),
         (
             WORKERS + "[workers.scaling]\ntarget = 2",
@@ -116,7 +116,7 @@ def test_a_workers_gpus_are_among_those_that_ray_has_reserved_for_it(
         (WORKERS + "[workers.settings]\nport = 1", "port is not a worker's setting here"),
         (
             WORKERS + '[workers.settings]\nssl_certfile = "/a"\nssl_keyfile = "/b"',
-            "put it above them",
+            "put it above `settings`",
         ),
         (
             WORKERS + '[workers.settings]\nuds = "/a"',
@@ -133,7 +133,7 @@ def test_a_workers_gpus_are_among_those_that_ray_has_reserved_for_it(
         ("port = 70000\n" + WORKERS, "port: it must be at most 65535"),
         ("port = true\n" + WORKERS, "port: it must be a whole number"),
         ('gateways = "2"\n' + WORKERS, "gateways: it must be a whole number"),
-        (WORKERS + "replicas = [true, 3]", "workers[0].replicas: it is a whole number from"),
+        (WORKERS + "replicas = [true, 3]", "workers[0].replicas: it must be a whole number from"),
         (WORKERS + 'model = ""', "workers[0].model: it must be a text of at least 1 character"),
         (WORKERS + f'model = "./{"a" * 300}"', "workers[0].model: there is no file"),
         (WORKERS + "settings.lora = 3", "--lora is 3; it must be a list"),

@@ -207,7 +207,8 @@ class SamplingFields(_Numbers):
     def sampling(
         self, state: AppState, logprobs: int | None = None, *, post_sampling_probs: bool = False
     ) -> Sampling:
-        """What these fields ask for. A seed is drawn if it is absent, -1 or `DRAWN_SEED`."""
+        """What these fields ask for, with `Sampling.logprobs` as given. A seed is drawn if it is
+        absent, -1 or `DRAWN_SEED`."""
         found: dict[str, Any] = {"repeat_last_n": self.counted_tokens, **state.served.sampling}
         for name in self.model_fields_set & PARAMETERS.keys():
             known, value = PARAMETERS[name], getattr(self, name)
