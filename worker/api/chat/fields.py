@@ -43,8 +43,6 @@ class StreamOptions(OpenBody):
 
 
 AdapterId = Annotated[TextOrNumber[Integer], Field(description="its index or its name")]
-
-
 AdapterScale = Annotated[Number, Field(ge=-MOST_SCALE, le=MOST_SCALE)]
 
 
