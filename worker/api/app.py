@@ -34,7 +34,7 @@ async def build_schemas(state: AppState) -> None:
     """Build the validators of all bodies, one operation at a time.
 
     The import does not build them, so that the engine starts first; the first request should not
-    wait for them either. Also starts the background thread, so that the start fails if it cannot.
+    wait for them either. Also starts the background thread: without one, the start fails.
     """
     await in_background(lambda: None)
     for dialect in DIALECTS:

@@ -110,27 +110,27 @@ class Sampling(Struct, frozen=True, omit_defaults=True):
     top_k: Annotated[int, Parameter(0, _MOST, "how many of the most likely tokens are kept; 0 is off", usual=40, widest=(-_MOST, _MOST), key="top_k")] = 0
     top_p: Annotated[float, Parameter(0, 1, "keeps the most likely tokens whose probabilities add up to this; 1 is off", usual=0.95, key="top_p", nearest_in=(0, 1))] = 1.0
     min_p: Annotated[float, Parameter(0, 1, "keeps tokens with at least this share of the most likely token's probability; 0 is off", usual=0.05, key="min_p", nearest_in=(0, 1))] = 0.0
-    typical_p: Annotated[float, Parameter(0, 1, "keeps the tokens with the most typical surprise whose probabilities add up to this; 1 is off", widest=(0, 1000), also=("typical",))] = 1.0
-    top_n_sigma: Annotated[float, Parameter(-1, 1000, "keeps tokens whose logit is at most this many standard deviations below the largest; 0 and -1 are off", widest=(-1000, 1000), also=("nsigma",))] = -1.0
-    xtc_probability: Annotated[float, Parameter(0, 1, "the chance that of the tokens above xtc_threshold all but the least likely are dropped; 0 is off", key="xtc_probability", nearest_in=(0, 1))] = 0.0
+    typical_p: Annotated[float, Parameter(0, 1, "keeps the tokens whose surprise is closest to the average and whose probabilities add up to this; 1 is off", widest=(0, 1000), also=("typical",))] = 1.0
+    top_n_sigma: Annotated[float, Parameter(-1, 1000, "keeps tokens whose logit is at most this many standard deviations below the largest; 0 or less is off", widest=(-1000, 1000), also=("nsigma",))] = -1.0
+    xtc_probability: Annotated[float, Parameter(0, 1, "the chance that xtc drops the tokens above xtc_threshold, except the least likely of them; 0 is off", key="xtc_probability", nearest_in=(0, 1))] = 0.0
     xtc_threshold: Annotated[float, Parameter(0, 1, "minimum probability of the tokens that xtc drops; above 0.5 is off", key="xtc_threshold", nearest_in=(0, 1))] = 0.1
     min_keep: Annotated[int, Parameter(0, _MOST, "minimum number of tokens that top_p, min_p, typical_p and xtc keep")] = 0
-    dynatemp_range: Annotated[float, Parameter(0, 1000, "how much lower the temperature becomes where the model is certain, and how much higher where it is not; 0 is off", widest=(-1000, 1000))] = 0.0
+    dynatemp_range: Annotated[float, Parameter(0, 1000, "how far the temperature falls if the model is certain of the next token, and rises if it is not; 0 is off", widest=(-1000, 1000))] = 0.0
     dynatemp_exponent: Annotated[float, Parameter(0, 1000, "how strongly the model's certainty affects the temperature within dynatemp_range")] = 1.0
-    repetition_penalty: Annotated[float, Parameter(0, 2, "how much less likely tokens of the text so far become; 1 is off", widest=(0, 1000), theirs="repeat_penalty", also=("rep_pen",), key="penalty_repeat")] = 1.0
-    frequency_penalty: Annotated[float, Parameter(-2, 2, "subtracted from a token's logit for each time that it has occurred; 0 is off")] = 0.0
-    presence_penalty: Annotated[float, Parameter(-2, 2, "subtracted from a token's logit if it has occurred; 0 is off")] = 0.0
-    repeat_last_n: Annotated[int | None, Parameter(-1, _MOST, "how many of the last tokens the three penalties consider, including the prompt's; -1 is all, 0 is none", also=("repetition_penalty_range", "rep_pen_range"), key="penalty_last_n")] = None
+    repetition_penalty: Annotated[float, Parameter(0, 2, "makes tokens of the text so far less likely: divides their positive logits, multiplies negative ones; 1 is off", widest=(0, 1000), theirs="repeat_penalty", also=("rep_pen",), key="penalty_repeat")] = 1.0
+    frequency_penalty: Annotated[float, Parameter(-2, 2, "subtracted from a token's logit for each earlier occurrence of the token; 0 is off")] = 0.0
+    presence_penalty: Annotated[float, Parameter(-2, 2, "subtracted once from the logit of each token that has occurred; 0 is off")] = 0.0
+    repeat_last_n: Annotated[int | None, Parameter(-1, _MOST, "how many of the last tokens, the prompt's included, the repetition, frequency and presence penalties count; -1 is all, 0 is none", also=("repetition_penalty_range", "rep_pen_range"), key="penalty_last_n")] = None
     """`None`: the repetition penalty counts prompt and answer, as in transformers and vLLM; the
     other two count the answer only, as at OpenAI."""
-    dry_multiplier: Annotated[float, Parameter(0, 1000, "how much less likely a token that continues a repetition becomes; 0 is off", widest=(-1000, 1000))] = 0.0
-    dry_base: Annotated[float, Parameter(1, 1000, "the first token beyond dry_allowed_length loses dry_multiplier from its logit, each further one this many times as much", widest=(-1000, 1000))] = 1.75
+    dry_multiplier: Annotated[float, Parameter(0, 1000, "strength of dry, which penalises tokens that continue a repetition; 0 is off", widest=(-1000, 1000))] = 0.0
+    dry_base: Annotated[float, Parameter(1, 1000, "growth of dry's penalty: dry_multiplier for the first token beyond dry_allowed_length, this many times as much for each further one", widest=(-1000, 1000))] = 1.75
     dry_allowed_length: Annotated[int, Parameter(0, _MOST, "the longest repetition, in tokens, that is not penalised")] = 2
     dry_penalty_last_n: Annotated[int, Parameter(-1, _MOST, "how many of the last tokens dry searches for repetitions; -1 is all, 0 is none")] = 64
     mirostat: Annotated[int, Parameter(0, 2, "version of mirostat, 1 or 2, which replaces all samplers but the temperature; 0 is off", also=("mirostat_mode",), key="mirostat", nearest_in=(0, 2))] = 0
     mirostat_tau: Annotated[float, Parameter(0, 1000, "the surprise, in bits, that mirostat aims for", key="mirostat_tau")] = 5.0
     mirostat_eta: Annotated[float, Parameter(0, 1000, "how fast mirostat adapts", key="mirostat_eta")] = 0.1
-    adaptive_target: Annotated[float, Parameter(-1, 1, "the probability of the tokens that adaptive_p draws; -1 is off", widest=(-_MOST, 1), nearest_in=(-math.inf, 1))] = -1.0
+    adaptive_target: Annotated[float, Parameter(-1, 1, "the probability that adaptive_p aims for in the tokens it draws; below 0 is off", widest=(-_MOST, 1), nearest_in=(-math.inf, 1))] = -1.0
     adaptive_decay: Annotated[float, Parameter(0, 0.99, "how long adaptive_p remembers earlier draws")] = 0.9
     # fmt: on
     samplers: tuple[str, ...] = ORDER

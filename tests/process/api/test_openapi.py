@@ -95,6 +95,7 @@ def test_a_description_and_default_belong_to_the_field_even_if_it_may_be_null(
         for name, field in schema.get("properties", {}).items():
             if {"type": "null"} in (parts := field.get("anyOf", [])):
                 assert not any(part.keys() & {"description", "default"} for part in parts), name
+                assert "_'" not in str(field.get("default")), "its fields' names are not JSON's"
 
 
 HEADERS_OF_HTTP = {

@@ -74,11 +74,11 @@ class PartFields(OpenBody):
     text: str = Field("", validation_alias=AliasChoices("text", "refusal"))
     image_url: TextOr[UrlFields] | None = Field(
         None,
-        description="a data: URL, or an http(s): URL of an --allow-media-host, or an object "
-        "with it as url",
+        description="a data: URL, or an http(s) URL on a host of --allow-media-host; or an "
+        "object with such a url",
     )
     input_audio: SoundFields | None = None
-    audio_url: TextOr[UrlFields] | None = Field(None, description="of a sound; see image_url")
+    audio_url: TextOr[UrlFields] | None = Field(None, description="like image_url, for a sound")
     annotations: Any = Field(None, description="part of an earlier answer; no effect")
     logprobs: Any = Field(None, description="part of an earlier answer; no effect")
 
@@ -119,7 +119,7 @@ class FunctionName(OpenBody):
 
 class CalledFunctionFields(FunctionName):
     arguments: TextOr[JsonObject] = ""
-    index: Any = Field(None, description="the call's place; no effect, as the order counts")
+    index: Any = Field(None, description="no effect: the calls' order counts")
 
 
 class CalledCustomFields(FunctionName):
@@ -161,7 +161,7 @@ class MessageFields(OpenBody):
     tool_call_id: str | None = None
     tool_calls: Many[ToolCallFields] = Field((), max_length=MAX_CALLS)
     function_call: Annotated[JsonObject, refused("send it in tool_calls")] = Field(
-        {}, description="not honoured; send it in tool_calls"
+        {}, description="not supported; use tool_calls"
     )
     reasoning_content: str | None = Field(
         None, validation_alias=AliasChoices("reasoning_content", "reasoning")
@@ -184,8 +184,8 @@ class FunctionFields(FunctionName):
     parameters: JsonObject | None = Field(None, description="a JSON schema")
     strict: Flag | None = Field(
         None,
-        description="no effect: a forced call follows the schema anyway, and any other call is "
-        "passed on as the model wrote it",
+        description="no effect: forced calls follow the schema anyway, and other calls are as the "
+        "model wrote them",
     )
 
 
@@ -211,8 +211,8 @@ class CustomFields(FunctionName):
     description: str | None = None
     format: CustomFormat = Field(
         CustomFormat(),
-        description="of its text; a forced call follows it, and any other call is passed on as the "
-        "model wrote it",
+        description="format of the tool's input; enforced for forced calls only, else the input is "
+        "whatever the model wrote",
     )
 
 
@@ -275,15 +275,16 @@ class ChatFields(OpenBody):
     messages: Many[MessageFields] = Field(min_length=1, max_length=MAX_MESSAGES)
     tools: Many[ToolFields] = Field((), max_length=MAX_TOOLS)
     add_generation_prompt: Flag | None = Field(
-        None, description="by default true, unless the answer continues the last message"
+        None,
+        description="whether the prompt opens an answer; default: yes, unless one is continued",
     )
     continue_final_message: FlagOrWord[Literal["content", "reasoning_content"]] = Field(
         False,
-        description="the answer continues the last message: its text, or its reasoning if there is "
-        "no text; content or reasoning_content says which",
+        description="continue the last message: content or reasoning_content, or with true, its "
+        "text, or else its reasoning",
     )
     chat_template_kwargs: JsonObject | None = Field(
-        None, max_length=64, description="variables of the template"
+        None, max_length=64, description="variables for the chat template"
     )
 
     @field_validator("chat_template_kwargs")
@@ -334,9 +335,9 @@ class ReasoningChatFields(ChatFields, BudgetFields):
     reasoning_effort: str | None = Field(
         None,
         description="none, low, medium, high or another word that the model's template knows; "
-        "for other templates it is a budget",
+        "sets a reasoning budget if the template knows no efforts",
     )
-    verbosity: str | None = Field(None, description="a variable of the template")
+    verbosity: str | None = Field(None, description="passed to the chat template")
     enable_thinking: Flag | None = Field(None, description="false: the model does not reason")
 
     def reasoning_chat(

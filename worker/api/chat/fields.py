@@ -42,9 +42,7 @@ class StreamOptions(OpenBody):
     include_usage: Flag = False
 
 
-AdapterId = Annotated[TextOrNumber[Integer], Field(description="its number or its name")]
-
-
+AdapterId = Annotated[TextOrNumber[Integer], Field(description="its index or its name")]
 AdapterScale = Annotated[Number, Field(ge=-MOST_SCALE, le=MOST_SCALE)]
 
 
@@ -65,7 +63,8 @@ class AdaptedBody(OpenBody):
     lora: Many[AdapterFields] | None = Field(
         None,
         max_length=MAX_ADAPTERS,
-        description="the adapters to apply, and no others; without it, those of model",
+        description="the only adapters to apply; if absent, the one that model names, else the "
+        "default ones",
     )
 
 
@@ -80,8 +79,8 @@ class OwnFields(AdaptedBody):
     cache_salt: str | None = Field(
         None, description="prompt prefixes are reused only under the same salt"
     )
-    cache_prompt: Flag = Field(True, description="false: nothing is reused")
-    deterministic: Flag = Field(False, description="alone in its batch, nothing reused")
+    cache_prompt: Flag = Field(True, description="false: no cached prefix is reused")
+    deterministic: Flag = Field(False, description="compute this request alone, reusing nothing")
 
     def own(self, prefix: str) -> dict[str, Any]:
         """Their values as fields of a `Generate`, whose id begins with `prefix`."""
@@ -103,7 +102,7 @@ class OwnFields(AdaptedBody):
 class StructuredOutputs(OpenBody):
     """vLLM's `structured_outputs`."""
 
-    json_: Schema | None = Field(None, validation_alias="json")
+    json_: Schema | None = Field(None, alias="json")
     regex: str | None = None
     choice: Many[str] = ()
     grammar: str | None = None
@@ -142,37 +141,35 @@ class GenerationFields(SamplingFields, OwnFields, BudgetFields):
         validation_alias=AliasChoices(
             "max_completion_tokens", "max_tokens", "n_predict", "max_new_tokens"
         ),
-        description="cut to what the context leaves; -1 is all of it",
+        description="the most tokens to generate, within the context; -1: as many as possible",
     )
     n: Integer = Field(
         1,
         ge=1,
         le=MAX_CHOICES,
         validation_alias=AliasChoices("n", "n_cmpl"),
-        description="choices for each prompt",
+        description="number of choices per prompt",
     )
     stop: Stops = Field((), validation_alias=AliasChoices("stop", "stopping_strings"))
     stream_options: StreamOptions = StreamOptions()
     reasoning_budget_message: str | None = Field(
-        None, max_length=4096, description="the text that ends reasoning whose budget is spent"
+        None, max_length=4096, description="text to insert before the budget ends the reasoning"
     )
     n_indent: Limit = Field(
-        0, description="a line after the first with fewer blanks at its start ends the answer"
+        0, description="end at a line after the first that is indented by fewer blanks than this"
     )
     t_max_predict_ms: Limit = Field(
-        0, description="a line's end this many ms after the first text ends the answer; 0 = never"
+        0, description="this many ms after the first text, end at a line break; 0: never"
     )
-    timings_per_token: Flag = Field(
-        False, description="adds timings to each chunk of a stream that has a part of the answer"
-    )
+    timings_per_token: Flag = Field(False, description="add timings to each part of a stream")
     return_progress: Flag = Field(
-        False, description="sends chunks with prompt_progress while a stream's prompt is computed"
+        False, description="stream chunks with prompt_progress while the prompt is computed"
     )
     json_schema: JsonObject | None = None
     grammar: str | None = Field(
         None,
         validation_alias=AliasChoices("grammar", "grammar_string"),
-        description="GBNF, or Lark as llguidance reads it",
+        description="GBNF, or Lark in llguidance's dialect",
     )
     guided_json: Schema | None = None
     guided_regex: str | None = None

@@ -51,4 +51,4 @@ def counting(path: str, body: type[Any], chat_of: Callable[[Any], Chat], **more:
         prompt = await with_media(prompt, state, deadline)
         return {**more, "input_tokens": await answered(request, state, CountPrompt(prompt))}
 
-    return Operation("POST", path, count, "Tokens of a prompt", body=body)
+    return Operation("POST", path, count, "Count the tokens of a chat's prompt", body=body)

@@ -149,7 +149,7 @@ else:
         **{
             name: (
                 Annotated[Any, AfterValidator(partial(_is_off, off))],
-                Field(None, description=f"not supported; {off} turns it off and is accepted"),
+                Field(None, description=f"not supported: only {off} (off) is accepted"),
             )
             for name, off in {**OTHERS, "banned_strings": []}.items()
         },
@@ -160,26 +160,26 @@ class SamplingFields(_Numbers):
     """How tokens are drawn; an absent field has the model's default."""
 
     samplers: Order = Field(
-        (), description="the samplers to use, in their order: names, or llama.cpp's letters"
+        (), description="the samplers to use, in order: their names, or llama.cpp's letters"
     )
     sampler_priority: Order = Field(
-        (), description="like samplers, but those that it does not name follow"
+        (), description="the samplers that come first, in this order; the others follow"
     )
-    temperature_last: Flag = Field(False, description="the temperature comes after all samplers")
+    temperature_last: Flag = Field(False, description="apply the temperature last")
     dynamic_temperature: Flag = Field(
         False,
-        description="temperatures from dynatemp_low to dynatemp_high, by how sure the model is",
+        description="temperature from dynatemp_low, if the model is certain, to dynatemp_high",
     )
     dynatemp_low: Number | None = Field(None, ge=0, le=1000)
     dynatemp_high: Number | None = Field(None, ge=0, le=1000)
-    do_sample: Flag = Field(True, description="false: greedy")
+    do_sample: Flag = Field(True, description="false: the temperature is 0")
     dry_sequence_breakers: Texts = Field(
-        DEFAULT_BREAKERS, description="texts at which a repetition for dry ends"
+        DEFAULT_BREAKERS, description="texts that end a repetition for dry"
     )
     logit_bias: Biases = Field(
         (),
-        description="what is added to the logit of a token, named by its id, or of all tokens of a "
-        "text; false forbids them; an object or a list of pairs",
+        description="numbers to add to logits, as an object or a list of pairs: for a token id, or "
+        "for all tokens of a text; false forbids them",
     )
     custom_token_bans: Banned = Field((), description="ids of tokens that are never drawn")
     seed: Integer | None = Field(
@@ -187,7 +187,7 @@ class SamplingFields(_Numbers):
         ge=-(2**63),
         le=2**64 - 1,
         validation_alias=AliasChoices("seed", "sampler_seed"),
-        description="-1, or 4294967295 as in llama.cpp, means a random seed",
+        description="random if absent, -1, or llama.cpp's 4294967295",
     )
     ignore_eos: Flag = Field(False, validation_alias=AliasChoices("ignore_eos", "ban_eos_token"))
     min_tokens: Integer = Field(
@@ -195,10 +195,10 @@ class SamplingFields(_Numbers):
         ge=0,
         le=2**31 - 1,
         validation_alias=AliasChoices("min_tokens", "min_length"),
-        description="until so many, only a complete form ends the answer, not the model or a stop",
+        description="before this many tokens, neither the model nor a stop ends the answer",
     )
     stop_token_ids: Many[TokenId] = Field(
-        (), max_length=128, description="tokens that end the answer as the model's own end does"
+        (), max_length=128, description="ids of further tokens that end the answer"
     )
 
     counted_tokens: ClassVar[int | None] = None

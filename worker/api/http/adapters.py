@@ -23,8 +23,8 @@ class AdapterScales:
     def __init__(
         self, loaded: Sequence[Adapter], model_names: Sequence[str], *, is_strict: bool
     ) -> None:
-        """`is_strict` refuses all other names. So does an adapter that only applies when a request
-        names it: otherwise a misspelt name would be answered without the adapter."""
+        """`is_strict` refuses names outside `all_names`. So does an adapter that only applies if a
+        request names it: otherwise a misspelt name would be answered without the adapter."""
         self.loaded = tuple(loaded)
         self.names = tuple(adapter.name for adapter in loaded)
         self.all_names = (*model_names, *self.names)

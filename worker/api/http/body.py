@@ -283,7 +283,7 @@ def _outside_of_strings(text: bytes) -> bytes:
 @asynccontextmanager
 async def parts_of(request: Request, limit: int) -> AsyncIterator[list[bytearray]]:
     """The body in parts of some 64 KiB, however small the pieces in which it arrives. The caller
-    joins them, on a thread if there are many, because that takes milliseconds.
+    joins them, which takes milliseconds for a large body.
 
     The body counts towards the surface's `body_bytes` until the block ends.
     """
@@ -384,6 +384,6 @@ def deadline_of(request: Request) -> float | None:
     if seconds_left <= 0:
         raise InferenceTimeout(
             "the deadline in X-Deadline, in milliseconds since 1970, passed "
-            f"{-seconds_left:.3f} seconds before the request began"
+            f"{-seconds_left:.3f} seconds ago, before any work"
         )
     return time.monotonic() + seconds_left

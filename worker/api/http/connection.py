@@ -71,7 +71,7 @@ _REFUSALS: Mapping[Cut, bytes] = {
     "no_http": _refusal("400 Bad Request", "This is not an HTTP/1.1 request."),
     "large_head": _refusal(
         "431 Request Header Fields Too Large",
-        f"The request line and headers exceed {MAX_HEAD_BYTES} bytes.",
+        f"The request's head, or its body's framing, exceeds {MAX_HEAD_BYTES} bytes.",
     ),
     "unknown_coding": _refusal(
         "501 Not Implemented", "The only supported transfer coding is chunked."
@@ -246,7 +246,7 @@ class WorkerProtocol(HttpToolsProtocol):
             cycle.on_response = lambda: None
 
     def _leave(self) -> None:
-        """Mark all open requests as disconnected; uvicorn marks only the last one."""
+        """Await and write no more: all requests are disconnected (uvicorn marks only the last)."""
         _owing.pop(self, None)
         self._due = None
         self._stop_watching()
@@ -365,7 +365,7 @@ class WorkerProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if self._phase == "body":
             return
-        # `_parse` does not count the read in which a head ends.
+        # `_parse` does not check the read in which a head ends.
         n_bytes = len(self.parser.get_method()) + len(self.url) + len("  HTTP/1.1\r\n\r\n")
         n_bytes += sum([len(name) + len(value) + len(": \r\n") for name, value in self.headers])
         codings = [value for name, value in self.headers if name == b"transfer-encoding"]
@@ -427,7 +427,7 @@ class WorkerProtocol(HttpToolsProtocol):
             self._watch()
 
     def _watch(self) -> None:
-        """Cut the client off unless it reads at least one waiting byte within its patience."""
+        """Cut the client off if it reads no waiting byte for `_patience_seconds`."""
         if n_bytes := _n_unread(self):
             _unread[self] = None
             if self._unread_timer is not None:

@@ -17,7 +17,7 @@ from worker.api.http.state import AppState
 from worker.installation import own_version
 
 _REASONS = {
-    400: "the request is invalid; `errors` lists its faults",
+    400: "the request is invalid; the error lists its faults",
     401: "the bearer token is missing or wrong",
     403: "refused because of its Host, Origin or content type, as a web page could have sent it",
     404: "not found",

@@ -65,7 +65,6 @@ class Operation:
     always_json: bool = False
     """Whether it requires a JSON content type even without a body, which a web page's form cannot
     send."""
-
     names_job: bool = False
     """Whether the body's `job_id` names a job. Such a body names no model."""
     asks: Literal["none", "one", "named", "groups", "all", "refused"] = "one"
@@ -140,6 +139,6 @@ class Dialect:
     reference: str | None = None
     """URL of the documentation of its answers, if another project defines them."""
     root: str | None = None
-    """A path that does not exist is refused in the form of the dialect with the longest root."""
+    """A path that does not exist is refused by the dialect with the longest root above it."""
     api_below: str | None = None
     """A path below which all others are served too, for a page with relative links to them."""

@@ -62,7 +62,7 @@ class TextBlock(OpenBody):
     source: TextOr[Source] | None = Field(None, description="of a search_result: a string")
     title: str = ""
     context: str = Field("", description="of a document: notes that precede its text")
-    tool_name: str = Field("", description="of a tool_reference: the text it is replaced by")
+    tool_name: str = Field("", description="of a tool_reference: the text that replaces it")
     content: TextOrMany[PlainText] = Field("", description="of a search_result: its text")
 
     _has_source = needed_by({"image": "source", "document": "source"})
@@ -86,7 +86,7 @@ class ContentBlock(TextBlock):
     tool_use_id: str = ""
     content: TextContent = ""  # type: ignore[assignment]
     is_error: Flag = Field(
-        False, description="the call failed: the model sees its result after 'Error: '"
+        False, description="the call failed: the model reads its result after 'Error: '"
     )
 
     _is_named = needed_by({"tool_use": "name"})
@@ -152,12 +152,12 @@ class PromptBody(OpenBody):
     thinking: Thinking | None = None
     output_config: OutputConfig = OutputConfig()
     output_format: OutputFormat | None = Field(
-        None, description="older name of output_config.format, which has precedence"
+        None, description="older name of output_config.format; ignored if both are set"
     )
 
     @property
     def formats(self) -> tuple[JsonSchema, ...]:
-        """The schemas that the answer must follow, from each field that has one."""
+        """The schema of each field that has one. The answer follows the first."""
         fields = {"output_config.format": self.output_config.format}
         fields["output_format"] = self.output_format
         return tuple(

@@ -143,7 +143,7 @@ class TextAnswer(Answer[TextBody]):
             "tokens_cached": n_tokens - (finished.tokens_out > 0),  # the last is not computed
             "generation_settings": settings_of(job.work, self.body),
             "has_new_line": "\n" in choice.text,
-            # Whether a full context ended it: only then does the last token have no cell.
+            # Whether a full context ended it, with no cell left for the last token.
             "truncated": is_limit and n_tokens > self.state.served.context_length,
             "stop_type": _STOP_TYPES[finished.stop_reason],
             "stopping_word": finished.stop_sequence or "",

@@ -34,8 +34,8 @@ class RerankBody(AdaptedBody):
     documents: Documents | None = None
     texts: Documents | None = None
     top_n: Integer | None = Field(None, ge=1, description="return only this many; default: all")
-    return_documents: Flag = Field(False, description="return the text of each of documents")
-    return_text: Flag = Field(False, description="return each of texts")
+    return_documents: Flag = Field(False, description="return the text of each document")
+    return_text: Flag = Field(False, description="the same, for texts")
 
     @property
     def has_texts(self) -> bool:

@@ -189,7 +189,7 @@ OPERATIONS = [
         for path in ("/health", "/v1/health", "/v2/health/live", "/ping")
     ),
     Operation(
-        "GET", "/load", load, "Number of requests that run or wait", {JSON: Load}, quiet=True,
+        "GET", "/load", load, "Number of running and waiting requests", {JSON: Load}, quiet=True,
         asks="all", joined=_of_fleet,
     ),
     Operation("GET", "/version", version, "The worker's version", {JSON: Version}),

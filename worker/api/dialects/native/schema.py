@@ -79,7 +79,7 @@ class InferenceBody(_Numbers):
         max_length=128,
         description="prompt prefixes are reused only between requests with the same salt",
     )
-    deterministic: Flag = Field(False, description="compute alone in its batch, reusing nothing")
+    deterministic: Flag = Field(False, description="compute this request alone, reusing nothing")
 
 
 def inference_body(state: AppState, *, needs_job_id: bool = False) -> type[InferenceBody]:

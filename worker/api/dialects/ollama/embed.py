@@ -26,8 +26,6 @@ _MOST_ADDED = 8
 """An upper bound of the tokens that a vocabulary adds around a text."""
 _MOST_OF_A_CHARACTER = 64
 """An upper bound of one non-ASCII character's tokens; normalisation expands some characters."""
-
-
 Inputs = TextOrList[Annotated[Many[str], Field(max_length=MAX_INPUTS)]]
 
 

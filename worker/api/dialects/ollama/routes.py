@@ -12,7 +12,10 @@ from worker.api.http.operation import Dialect
 
 _REFERENCE = "https://docs.ollama.com/api"
 OPERATIONS = [
-    generation("/api/chat", "Generate a chat's next message", ChatBody, read_chat, ChatAnswer),
+    generation(
+        "/api/chat", "Generate the next message of a chat, in Ollama's form",
+        ChatBody, read_chat, ChatAnswer,
+    ),
     generation(
         "/api/generate", "Continue a text, in Ollama's form",
         GenerateBody, read_generate, GenerateAnswer,

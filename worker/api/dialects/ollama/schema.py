@@ -29,7 +29,7 @@ from worker.api.http.faults import refusal
 from worker.api.http.state import AppState
 from worker.wire.work import InfillPrompt, Prompt
 
-Images = Annotated[Many[str], Field(max_length=MAX_MEDIA, description="base64 or URLs of media")]
+Images = Annotated[Many[str], Field(max_length=MAX_MEDIA, description="pictures and sounds")]
 Format = Annotated[
     Annotated[Literal["", "json"], Tag("~text")] | Annotated[JsonObject, Tag("~object")], ByKind
 ]

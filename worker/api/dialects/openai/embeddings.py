@@ -37,10 +37,10 @@ class EmbeddingBody(AdaptedBody):
         2,
         ge=-1,
         le=16,
-        description="vectors are divided by their p-norm of this p; -1: by nothing, 0: so that "
-        "the largest value is 32760",
+        description="the p of the p-norm that vectors are divided by; -1: unscaled, 0: scaled to a "
+        "largest value of 32760",
     )
-    user: str | None = None
+    user: str | None = Field(None, description="no effect")
 
     @model_validator(mode="after")
     def _has_texts(self) -> Self:

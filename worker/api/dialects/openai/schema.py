@@ -1,7 +1,7 @@
 """OpenAI's bodies as pydantic models, and their conversion to requests.
 
-They include the additional fields of llama.cpp and vLLM. Every field here takes effect or is
-refused; any other field is ignored, and named in the answer's headers. Any thread.
+They include the additional fields of llama.cpp and vLLM. Any other field is ignored, and named in
+the answer's headers. Any thread.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ResponseFormat(OpenBody):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None
     schema_: JsonObject | None = Field(
-        None, validation_alias="schema", description="a JSON schema, in llama.cpp's place for it"
+        None, validation_alias="schema", description="a JSON schema, for llama.cpp's clients"
     )
 
 
@@ -85,7 +85,7 @@ class CompletionBody(GenerationFields):
         None, description="report log-probabilities of prompt tokens and this many alternatives"
     )
     best_of: Integer | None = Field(
-        None, ge=1, description="at most n; all choices that are generated are returned"
+        None, ge=1, description="must be at most n: all generated choices are returned"
     )
     echo: Flag = Field(
         False, description="begin the answer with the prompt and, if requested, its logprobs"

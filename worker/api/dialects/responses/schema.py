@@ -73,7 +73,7 @@ class InputItem(OpenBody):
     content: ContentFields | None = None
     name: ToolName = ""
     namespace: ToolName | None = Field(None, description="the namespace of a call's tool")
-    call_id: str = Field("", description="of a call and its output: what connects the two")
+    call_id: str = Field("", description="connects a call with its output")
     arguments: str = ""
     input: str = Field("", description="of a custom_tool_call: its text")
     output: ContentFields = ""
