@@ -67,7 +67,7 @@ SUBJECTS = {
     "plan": Subject(
         tuple(
             f"worker.devices.plan.{name}"
-            for name in ("cells", "layout", "memory", "placement", "plan", "projector")
+            for name in ("cells", "memory", "placement", "plan", "projector", "unloaded")
         ),
         tuple(
             f"{_UNIT}/devices/test_{name}.py"
@@ -75,12 +75,15 @@ SUBJECTS = {
         ),
     ),
     "guesses": Subject(
-        tuple(f"{_ENGINE}.{name}" for name in ("lookup", "pace", "speculation")),
+        tuple(
+            f"{_ENGINE}.{name}"
+            for name in ("pace", "speculation.lookup", "speculation.speculation")
+        ),
         tuple(f"{_UNIT}/engine/test_{name}.py" for name in ("lookup", "pace", "speculation")),
     ),
     "stops": Subject((f"{_ENGINE}.text.stops",), (f"{_UNIT}/engine/test_text.py",)),
     "parsers": Subject(
-        tuple(f"worker.api.chat.parse.{name}" for name in ("answer", "calls", "tagged_calls")),
+        tuple(f"worker.api.chat.parse.{name}" for name in ("parser", "calls", "tagged_calls")),
         tuple(f"{_UNIT}/api/test_{name}.py" for name in ("answers", "round_trips")),
     ),
     "wire": Subject(
@@ -293,10 +296,10 @@ class Mutation:
             else:
                 print(f"{mutant.module}:{mutant.line} {mutant.function}: {mutant.what}", flush=True)
             if number % 50 == 0:
-                print(f"  {n_noticed} of {number} noticed", flush=True)
+                print(f"  {n_noticed} of {number} caught", flush=True)
         self.share = 100 * n_noticed / max(len(mutants), 1)
         seconds = time.monotonic() - began
-        print(f"{n_noticed} of {len(mutants)} noticed: {self.share:.1f} %, {seconds:.0f} s")
+        print(f"{n_noticed} of {len(mutants)} caught: {self.share:.1f} %, {seconds:.0f} s")
         return True
 
     def _watch(self, item: pytest.Item, functions: set[CodeType]) -> None:
