@@ -78,7 +78,7 @@ class Loop:
         self._decode_seconds = self._sample_seconds = self._overhead_seconds = 0.0
         self._n_encoded, self._encode_seconds = 0, 0.0
         self._native_seconds = 0.0
-        """Seconds of this turn in native code: encoding, decoding, sampling, guessing."""
+        """Seconds of this turn in native code: encoding, decoding, sampling, a draft model."""
         self._stats_at = 0.0
         self._computing: int | None = None
         """The request whose prompt fills most of the batch that is being computed."""

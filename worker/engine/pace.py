@@ -20,9 +20,9 @@ _LEAST_ROW_COST = 0.02
 NEWEST = 0.3
 """Weight of the newest measurement in a running mean."""
 FORGOTTEN = 0.03
-"""The weight of an expected value in a known time that is no longer measured: the time of more
-rows, by `forget_beyond`; that of fewer rows, if more rows took less (while all steps have guesses,
-none is measured without); and the prices of copies that are too expensive to be made."""
+"""The weight of a newer estimate in a known time that is no longer measured: the time of more rows,
+by `forget_beyond`; that of fewer rows, if more rows took less (while all steps have guesses, none
+is measured without); and the prices of copies that are too expensive to be made."""
 
 
 class Pace:

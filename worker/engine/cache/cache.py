@@ -118,7 +118,7 @@ class Cache:
         return count_cells(self.slots, lambda slot: slot.n_cells) - self.cells_running
 
     def match(self, sequence: Sequence) -> Match:
-        """The match for a sequence that saves the most time.
+        """The match that saves a sequence the most time.
 
         Its last token is always computed: the next one is drawn from its logits.
         """
@@ -180,9 +180,9 @@ class Cache:
     def acquire(self, sequence: Sequence, match: Match) -> bool:
         """Give a sequence a slot with what it continues from.
 
-        Returns false, without a change, if that needs a slot that a move has changed and no batch
-        has settled yet, or if running streams would wait too long for this step's copies. Alone, a
-        sequence that continues from nothing can have any slot: its batch settles all moves first.
+        Returns false, without a change, if that needs a slot that no batch has settled since a move
+        used it, or if running streams would wait too long for this step's copies. Alone, a sequence
+        that continues from nothing can have any slot: its batch settles all moves first.
         """
         source, n_ready = match.source, match.n_ready
         slot = self._slot_for(sequence, match)
@@ -425,7 +425,7 @@ class Cache:
         """Copy what a slot loses to memory, if it may come back.
 
         Running streams wait for a copy. Once as many conversations as there are slots were pushed
-        out and none came back, only one in `n_slots` is copied, to notice when that changes.
+        out and none came back, they wait only for one in `n_slots`, to notice when that changes.
         """
         n_slots = len(self.slots)
         if not self.is_busy or self._n_pushed_out < n_slots or self._n_pushed_out % n_slots == 0:
@@ -487,7 +487,7 @@ class Cache:
         """The time that a match saves, in prompt tokens."""
         source, per_token = match.source, self.pace.seconds_per_prompt_token
         if isinstance(source, State):
-            if source.n_locks:  # a request has waited for it
+            if source.n_locks:  # a request waits for it, or the disk is writing it
                 return match.n_ready
             seconds = source.n_bytes * self.copying.per_byte
             return match.n_ready - (seconds / per_token if per_token else MIN_SHARED_TOKENS)

@@ -74,7 +74,7 @@ class DiskTraffic:
         return True
 
     def start_due(self) -> None:
-        """Start the read and the write that are due, unless one is under way."""
+        """Start the next read and write, unless one is under way; end waits that are too long."""
         if not self.is_reading:
             self._read_next()
         if self._clock() >= self._patient_until:

@@ -135,7 +135,7 @@ def _seconds_of(file: _Stream) -> Iterator[Samples]:
 
 
 def _with_length(encoded: bytes) -> bytes:
-    """The sound. In a WAV with a length of 0, as written into a pipe, it becomes the largest."""
+    """The sound; a WAV's length of 0, as written into a pipe, is replaced by the largest one."""
     at = 12 if encoded.startswith(b"RIFF") else len(encoded)
     while at < min(len(encoded), _HEADER_BYTES):
         name, size = encoded[at : at + 4], encoded[at + 4 : at + 8]

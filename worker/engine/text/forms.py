@@ -185,7 +185,7 @@ def merged_beginning(chat: Chat, *, of_each_role: bool = False) -> Chat:
 
 @_of_messages
 def later_as_user(messages: list[Message]) -> Iterator[Message]:
-    """Turn later messages of the system into the user's, merged with a user's turn after them."""
+    """Turn later system and developer messages into a user's, merged with the user's next turn."""
 
     def follows(run: list[Message], message: Message) -> bool:
         return run[-1].get("role") in _SYSTEM and message.get("role") in (*_SYSTEM, "user")

@@ -299,7 +299,7 @@ class PromptBuilder:
                 if number is not None:
                     medium = left.pop(int(number or len(media) - len(left)), None)
                     if medium is None:
-                        why = f"it has more than {len(media)} media marks, one for each medium"
+                        why = f"it has more media marks than media ({len(media)})"
                         raise InvalidRequest.of_field(field, why)
                     self._with_bos(prompt.ids)
                     self._read_medium(medium, prompt)

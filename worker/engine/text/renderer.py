@@ -58,7 +58,7 @@ renderer = cache(Renderer)
 def served_templates(
     named: Callable[[str | None], str | None], file: str | None
 ) -> tuple[str | None, str | None]:
-    """The template to serve with, and the one for chats with tools; `None` if there is none.
+    """The template to serve with, and a separate one for chats with tools; each may be `None`.
     `named` returns the model's own template of a name; the operator's `file` replaces all of them.
 
     Raises:
