@@ -8,8 +8,7 @@ from pathlib import Path
 
 
 def python_with(requirements: Path, venv: Path) -> Path:
-    """Return the interpreter of `venv` with these requirements; it is recreated when they
-    change."""
+    """Return the interpreter of `venv` with these requirements; recreated when they change."""
     python, stamp = venv / "bin" / "python", venv / "requirements.txt"
     wanted = requirements.read_text("utf-8")
     if not stamp.exists() or stamp.read_text("utf-8") != wanted:

@@ -59,8 +59,7 @@ class Figures:
     margins: list[float] = field(default_factory=list)
     """Difference of the two best log-probabilities where the other texts diverge."""
     before: int = 0
-    """Those of these texts that diverge before the crash, because they were computed with
-    others."""
+    """How many of these diverge before the crash, because they were computed with others."""
     gap_seconds: list[float] = field(default_factory=list)
     """The longest silence of each stream."""
     restart_seconds: list[float] = field(default_factory=list)

@@ -38,7 +38,7 @@ class Request:
 
     path: str
     body: Body | Callable[[Sequence[Recording]], Body]
-    """Makes the body from the recordings so far, if the request depends on an answer."""
+    """The body, or a function that makes it from the recordings so far: it may need an answer."""
     at_s: float = 0.0
     start_after: tuple[int, int] | None = None
     """Starts after this number of events on another stream."""

@@ -1,5 +1,4 @@
-"""The closed loads: which streams are sent together, and which figures are computed from their
-times.
+"""The closed loads: which streams are sent together, and the figures computed from their times.
 
 Prompts are drawn from single-token words with a seed of round, load and stream: each server of a
 round gets the same text, and no text is repeated, so a server's prefix cache helps only in the

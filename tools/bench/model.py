@@ -93,8 +93,7 @@ class Size:
 
     @property
     def is_large(self) -> bool:
-        """Whether the model is too large to be generated in F16 and quantised in reasonable
-        time."""
+        """Whether generating the model in F16 and quantising it would take too long."""
         return self.n_embd * self.n_ff > 1 << 25
 
 
@@ -308,9 +307,7 @@ def _tensors(
         for part, (rows, columns) in shapes.items():
             matrix, kind = make(rows, columns)
             if layer >= n_speaking and part in ("attn_output", "ffn_down"):
-                matrix = np.zeros_like(
-                    matrix
-                )  # this layer is computed like any other, but adds nothing
+                matrix = np.zeros_like(matrix)  # computed like any other, but adds nothing
             yield f"blk.{layer}.{part}.weight", matrix, kind
     yield "output_norm.weight", ones, None
 

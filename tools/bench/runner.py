@@ -275,8 +275,7 @@ def burning() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class _Clocks:
-    """CPU times at one moment: of the server's main process, its children, this process, the
-    machine."""
+    """CPU times so far: of the server's main process, its children, this process, the machine."""
 
     at_s: float
     main_s: float

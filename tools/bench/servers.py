@@ -230,8 +230,7 @@ class RunningServer:
 
 
 def _peak_rss_bytes(pid: int) -> int | None:
-    """Return the kernel's own peak, if it keeps one, so that nothing is sampled while a load
-    runs."""
+    """Return the kernel's own peak, if it keeps one: nothing is sampled while a load runs."""
     try:
         status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
     except OSError:

@@ -1,5 +1,4 @@
-"""`python -m tools.clients`: starts a worker for each model, runs all actions and counts what
-worked."""
+"""`python -m tools.clients`: runs all actions on a worker for each model, and counts successes."""
 
 from __future__ import annotations
 

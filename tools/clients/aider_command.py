@@ -1,5 +1,4 @@
-"""aider on a small repository: tests that the protocol completes, but not what a small model
-edits."""
+"""aider on a small repository: the protocol must complete; a small model's edits do not matter."""
 
 from __future__ import annotations
 

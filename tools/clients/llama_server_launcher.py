@@ -63,8 +63,7 @@ def flags_of(given: list[str], models: Path, scratch: Path) -> list[str]:
 
 
 def _model(known: argparse.Namespace, models: Path, scratch: Path) -> list[str]:
-    """The file in `models` with the name of the hub's repository or file, else the bundled
-    model."""
+    """The file in `models` named like the hub's repository or file, else the bundled model."""
     wanted = known.model or known.hf_file or (known.hf_repo or "").rpartition("/")[2]
     stem = wanted.partition(":")[0].replace("/", "-").removesuffix(".gguf")
     found = models / f"{stem}.gguf"

@@ -1,5 +1,4 @@
-"""Sends a request and reads the answer, streamed or whole, as one value. Pure except for the
-request."""
+"""Sends a request, and reads the answer as one value, whether streamed or whole."""
 
 from __future__ import annotations
 
@@ -69,9 +68,7 @@ GROWING = {
     "content", "text", "delta", "arguments", "thinking", "partial_json", "reasoning_content",
     "tokens", "completion_probabilities", "name",
 }  # fmt: skip
-"""Fields whose values in the events of a stream are concatenated; for all others the last one
-counts.
-"""
+"""Fields whose values in a stream's events are concatenated; of all others the last one counts."""
 
 
 def summed(events: Iterable[Any]) -> dict[str, Any]:

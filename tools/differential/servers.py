@@ -1,5 +1,4 @@
-"""The pairs of servers that get the same requests: llama-server and the worker, with the same
-model.
+"""Pairs of servers that get the same requests: llama-server and the worker, with the same model.
 
 Both compute in single precision, so that rounding decides nothing.
 """

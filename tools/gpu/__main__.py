@@ -100,8 +100,7 @@ def main(argv: list[str]) -> int:
 
 
 def recorded(bench: Bench) -> dict[str, dict[str, Any]]:
-    """Return the findings of the steps that were run in this folder, in this call or an earlier
-    one."""
+    """Return the rows of the steps that this call and earlier ones have recorded in the folder."""
     try:
         lines = (bench.out / "steps.jsonl").read_text("utf-8").splitlines()
     except FileNotFoundError:
@@ -112,10 +111,9 @@ def recorded(bench: Bench) -> dict[str, dict[str, Any]]:
 def run(
     bench: Bench, name: str, limit_s: float, step: Callable[[Bench], Any], end: float = math.inf
 ) -> bool:
-    """Run and record one step: its outcome, its seconds and its findings. A failure ends only the
-    step.
+    """Run one step and record its outcome, seconds and findings. A failure ends only the step.
 
-    Returns false if the time before `end` was too short for the step's limit and for the step.
+    Returns false, and records nothing, if too little time was left before `end`.
     """
     began = time.monotonic()
     left_s = end - began

@@ -148,8 +148,7 @@ def _unpacked() -> Path:
 
 
 def _unpack_newest(release: str, target: Path) -> None:
-    """Unpack the driver, from backports if they have it, because memory budgets are a late
-    feature."""
+    """Unpack the driver, from backports if they have it: memory budgets are a late feature."""
     try:
         vulkan.unpack_debian(f"{release}-backports", ["mesa-vulkan-drivers"], target)
     except BuildError:

@@ -21,8 +21,7 @@ from worker.wire.engine_settings import EngineSettings
 
 @dataclass
 class Bench:
-    """State that all steps share. Workers are started one at a time, with the backend's own
-    command."""
+    """State that all steps share. One worker runs at a time, by the backend's own command."""
 
     backend: BackendName
     out: Path

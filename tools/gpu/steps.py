@@ -201,8 +201,7 @@ def engine_comes_back(bench: Bench) -> dict[str, Any]:
 
 
 def _ask_in_vain(worker: WorkerProcess) -> None:
-    """Send a request that the stopped engine cannot answer: without work it does not count as
-    stalled."""
+    """Send a request that the stopped engine cannot answer: idle, it does not count as stalled."""
     pool = concurrent.futures.ThreadPoolExecutor(1)
     pool.submit(worker.execute, STORY, max_tokens=4)
     pool.shutdown(wait=False)
@@ -217,8 +216,7 @@ def step_profile(bench: Bench) -> str:
 
 
 def device_sampling(bench: Bench) -> str:
-    """Steps that sample on the host, as the worker does, and steps with llama.cpp's own
-    samplers."""
+    """Steps that sample on the host, as the worker does, and with llama.cpp's own samplers."""
     command = _measured(bench, "device_sampling", 5 if bench.short else 100)
     if bench.short:
         model = bench.cache / "bundled.gguf"
