@@ -28,7 +28,7 @@ def medians(runs: Sequence[Metrics]) -> dict[str, float]:
 
 
 def paired_ratios(ours: Mapping[int, Metrics], theirs: Mapping[int, Metrics]) -> dict[str, float]:
-    """The median over rounds of ours / theirs in one round, so that drift of the machine cancels."""
+    """The median over rounds of ours / theirs in each, so that drift of the machine cancels."""
     return {name: median(ratios) for name, ratios in _pairs(ours, theirs).items()}
 
 
