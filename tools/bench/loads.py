@@ -161,7 +161,7 @@ def stranger(n_before: int, n_words: int) -> Callable[..., list[Prompt]]:
 SHORTEST, LONGEST, COMMON = 20, 1200, 200
 FEWEST_OUT, MOST_OUT = 16, 200
 SHARE_OF_LONG = math.log(LONGEST / SHORTEST) / math.log(LONGEST / COMMON) / 3
-"""Fraction of the prompts longer than the common prefix that share it: a third of all prompts."""
+"""Share of the prompts longer than the common prefix that begin with it; a third of all do."""
 
 
 def arriving(

@@ -27,13 +27,12 @@ from tools.bench.model import VOCAB_FILES
 from tools.bench.peer_build import build_peers
 
 GLIBC = range(17, 40)
-"""Minor versions of the C libraries that the other machine may have at least; pip needs each by
-name."""
+"""Minor versions of glibc that a wheel may require; pip needs each by name."""
 OLD_NAMES = ("manylinux2014", "manylinux1")
 DICTIONARY = 1 << 28
 """Size of xz's dictionary in bytes: the plug-ins are in the wheel and beside llama.cpp's programs,
 and are stored once."""
-# The only one of the test tools that is needed.
+# The only test tools that are needed, with their dependencies.
 TEST_TOOLS = ("psutil", "httpx", "httpcore", "h11", "anyio", "idna", "certifi")
 
 
@@ -44,8 +43,8 @@ def main(argv: list[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("file", type=Path, help="such as .pack.tar.xz")
-    parser.add_argument("--python", default="3.12", help="of the machine with the GPU")
-    parser.add_argument("--arch", required=True, help="of its GPU, such as 90-real")
+    parser.add_argument("--python", default="3.12", help="version on the machine with the GPU")
+    parser.add_argument("--arch", required=True, help="architecture of its GPU, such as 90-real")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="compilers at once")
     options = parser.parse_args(argv)
     recipe = pins.recipe("cuda", architectures=(options.arch,))

@@ -64,7 +64,7 @@ class Text:
         self._n_indexed = end
 
     def place(self, tail: list[int]) -> _Place | None:
-        """Where the text may continue as a stream whose last tokens are `tail`."""
+        """The place after the last n-gram of `tail` in the text; `None` if the text lacks it."""
         at = self._after.get(tuple(tail[-N_GRAM:]))
         if at is None or self.tokens[at] == _BETWEEN:
             return None

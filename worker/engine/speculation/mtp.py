@@ -19,8 +19,8 @@ from worker.wire.adapters import Applied
 
 
 class Head(DraftModel):
-    """Each of its cells is of a token and the state before it, from some token on: states that were
-    not read are not known."""
+    """Each of its cells has a token and the state before it. The first tokens have no cells if the
+    states before them were not read."""
 
     def __init__(self, context: Context, trunk: Context, *, keeps: bool = True) -> None:
         """`context` has the layers for multi-token prediction; `trunk` computes the streams."""
