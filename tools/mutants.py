@@ -97,7 +97,7 @@ NEEDS_AN_ENGINE = ("RealEngine", "vocabulary", "llama_cpp")
 PATIENCE, LEAST_SECONDS = 5, 0.5
 """A test of a mutant may take this many times its processor time, plus this many seconds."""
 MOST_SECONDS = 60
-"""The time limit of one test, which may wait for ever."""
+"""The time limit of one test, which may wait forever."""
 
 _SWAPPED: dict[type[ast.AST], type[ast.AST]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt,
