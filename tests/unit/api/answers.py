@@ -41,7 +41,7 @@ def use_of(
 
 def message_of(deltas: Iterable[Delta]) -> Message:
     """Assemble the message; checks that calls begin, grow and end in order."""
-    message, said = Message(), ""
+    message, field_name = Message(), ""
     for delta in deltas:
         match delta:
             case Text(text):
@@ -50,11 +50,11 @@ def message_of(deltas: Iterable[Delta]) -> Message:
                 message.reasoning += text
             case Call(number, call_id, name, is_custom):
                 assert number == len(message.calls) and call_id
-                said = "input" if is_custom else "arguments"
-                message.calls.append({"id": call_id, "name": name, said: ""})
+                field_name = "input" if is_custom else "arguments"
+                message.calls.append({"id": call_id, "name": name, field_name: ""})
             case Arguments(number, text):
-                assert number == len(message.calls) - 1 and (text or said == "input")
-                message.calls[-1][said] += text
+                assert number == len(message.calls) - 1 and (text or field_name == "input")
+                message.calls[-1][field_name] += text
     return message
 
 

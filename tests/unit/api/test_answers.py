@@ -51,7 +51,7 @@ USE = use_of(TOOLS)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.template}:{case.output[:30]!r}")
-def test_an_output_says_what_it_says(case: Case) -> None:
+def test_known_outputs_are_parsed(case: Case) -> None:
     message = parse(case.output, template(case.template), USE, case.prompt_end)
     assert message.named == case.calls
     assert message.content == case.content and message.reasoning == case.reasoning
@@ -105,7 +105,7 @@ QWEN = "<tool_call>\n<function={{ name }}>\n<parameter={{ key }}>"
         *((shown, INTERN, ONE) for shown in ("", "{{ '<|action_start|><|plugin|>' }}")),
     ],
 )
-def test_a_template_tells_a_call_by_the_name_of_its_tag_or_by_its_form(
+def test_a_call_is_recognised_by_its_tag_or_by_its_form(
     shown: str, output: str, calls: list[tuple[str, Any]]
 ) -> None:
     message = parse(output, shown, USE)
@@ -119,14 +119,14 @@ def test_a_template_tells_a_call_by_the_name_of_its_tag_or_by_its_form(
         ("{{ content.split('</thought>')[-1] }}", "thought"),
     ],
 )
-def test_reasoning_is_told_by_the_tag_that_a_template_shows(shown: str, tag: str) -> None:
-    """`<think>` first: some templates remove the marks of others."""
+def test_reasoning_is_recognised_by_the_templates_tag(shown: str, tag: str) -> None:
+    """`<think>` is looked for first, because some templates remove the marks of others."""
     message = parse(f"Hm.\n</{tag}>\n\n{HELLO}", shown + QWEN, USE, f"<{tag}>\n")
     assert (message.content, message.reasoning) == (HELLO, "Hm.")
 
 
-def test_calls_are_read_as_the_words_that_replace_tools_say() -> None:
-    """Whatever the template contains, because only the engine knows whether it takes tools."""
+def test_calls_are_read_for_a_template_that_takes_no_tools() -> None:
+    """In the template's form, and in the one that the engine's description asks for."""
     own = conventions_of("{% set tools = [] %}<|START_ACTION|>", takes_tools=False)
     for output in (
         '<tool_call>\n{"name": "special", "arguments": {"arg1": 1}}\n</tool_call>',
@@ -174,7 +174,7 @@ def test_a_call_that_is_cut_off_stays_a_call(name: str, output: str, arguments: 
         ),
     ],
 )
-def test_a_call_is_whole_once_its_end_has_come(name: str, begin: str, end: str) -> None:
+def test_a_parser_is_in_a_call_until_its_end(name: str, begin: str, end: str) -> None:
     """Only the mark after it ends code, or a custom tool's plain text."""
     use = dataclasses.replace(USE, custom=frozenset({"special"}))
     for text, is_in_call in ((begin, True), (begin + end, False)):
@@ -212,7 +212,7 @@ def test_a_call_is_whole_once_its_end_has_come(name: str, begin: str, end: str) 
         ("meta-llama-Llama-3.1-8B-Instruct", "One; two; three;"),
     ],
 )
-def test_what_is_no_call_is_text(name: str, output: str) -> None:
+def test_anything_but_a_call_is_text(name: str, output: str) -> None:
     assert parse(output, template(name), USE) == Message(content=output)
 
 
@@ -248,9 +248,7 @@ SPACES = [
         (f"{CALL} x {CALL}", " x ", 2),
     ],
 )
-def test_white_space_is_text_but_beside_calls_alone(
-    output: str, content: str, n_calls: int
-) -> None:
+def test_white_space_is_text_except_beside_calls(output: str, content: str, n_calls: int) -> None:
     message = parse(output, template("Qwen-Qwen2.5-7B-Instruct"), USE)
     assert message.content == content and len(message.calls) == n_calls
 
@@ -273,7 +271,7 @@ def test_reasoning_is_only_at_the_beginning(output: str, reasoning: str, content
     assert (message.reasoning, message.content) == (reasoning, content)
 
 
-def test_one_call_at_most_where_one_is_asked_for() -> None:
+def test_without_parallel_calls_only_the_first_is_read() -> None:
     use = use_of(TOOLS, parallel=False)
     call = '<tool_call>{"name": "nothing", "arguments": {}}</tool_call>'
     assert parse(call * 3, template("Qwen-Qwen2.5-7B-Instruct"), use).named == [("nothing", {})]
@@ -379,17 +377,22 @@ def test_arguments_stream_as_they_come() -> None:
     assert all(any(isinstance(d, Arguments) for d in deltas) for deltas in sent[1:])
 
 
-@pytest.mark.parametrize("output", ['{"city": "Par', '{"name": "Ada", "a', "[1, 2", '{"a": {"b'])
-def test_an_answer_that_is_json_is_not_held_back(output: str) -> None:
-    parser = AnswerParser(conventions_of(template("Qwen-Qwen2.5-7B-Instruct")), USE)
-    deltas = [delta for sign in output for delta in parser.feed(sign)]
-    assert message_of(deltas).content == output
-
-
-@pytest.mark.parametrize("output", ['{"name": "Ada', '{"name": "pythagoras of', '["python', '"a'])
-def test_an_answer_under_a_schema_is_not_held_back(output: str) -> None:
-    use = dataclasses.replace(USE, is_json=True)
-    parser = AnswerParser(conventions_of(template("Qwen3-Coder")), use)
+@pytest.mark.parametrize(
+    ("name", "has_schema", "output"),
+    [
+        *(
+            ("Qwen-Qwen2.5-7B-Instruct", False, output)
+            for output in ('{"city": "Par', '{"name": "Ada", "a', "[1, 2", '{"a": {"b')
+        ),
+        *(
+            ("Qwen3-Coder", True, output)
+            for output in ('{"name": "Ada', '{"name": "pythagoras of', '["python', '"a')
+        ),
+    ],
+)
+def test_an_answer_that_is_json_is_not_held_back(name: str, has_schema: bool, output: str) -> None:
+    use = dataclasses.replace(USE, is_json=has_schema)
+    parser = AnswerParser(conventions_of(template(name)), use)
     deltas = [delta for sign in output for delta in parser.feed(sign)]
     assert message_of(deltas).content == output
 
@@ -409,7 +412,7 @@ def test_an_answer_under_a_schema_is_not_held_back(output: str) -> None:
         '[{"name": "python", "arguments": {"code": "1"}}]',
     ],
 )
-def test_an_answer_under_a_schema_is_no_call_but_in_the_grammars_own_form(output: str) -> None:
+def test_under_a_schema_only_the_grammars_own_form_is_a_call(output: str) -> None:
     named = 'a "name" (of any kind)'
     use = dataclasses.replace(USE, parameters={**USE.parameters, named: {}}, is_json=True)
     for name in ("Qwen-Qwen2.5-7B-Instruct", "Qwen3-Coder"):
@@ -483,20 +486,20 @@ def test_without_tools_an_answer_is_its_text(splits: bool) -> None:
         assert message == Message(content=HELLO)
 
 
-def test_a_frame_that_the_prompt_begins_is_no_text() -> None:
+def test_a_frame_that_the_prompt_begins_is_not_text() -> None:
     """Also without tools."""
     source = template("meetkai-functionary-medium-v3.2")
     for use in (None, USE):
         assert parse(f"all\n{HELLO}", source, use, ">>>") == Message(content=HELLO)
 
 
-def test_reasoning_stays_in_the_text_where_it_is_not_split() -> None:
+def test_unsplit_reasoning_stays_in_the_text() -> None:
     output = f"<think>hm</think>{HELLO}"
     assert parse(output, None, None, splits_reasoning=False).content == output
     assert parse(output, None, None) == Message(HELLO, "hm")
 
 
-def test_mistral_templates_get_the_ids_that_they_take() -> None:
+def test_mistral_templates_get_ids_of_nine_characters() -> None:
     output = "[TOOL_CALLS]nothing[ARGS]{}"
     (call,) = parse(output, template("unsloth-mistral-Devstral-Small-2507"), USE).calls
     assert len(call["id"]) == 9 and call["id"].isalnum()
@@ -540,7 +543,7 @@ def test_the_forced_form_is_read_whatever_the_dialect() -> None:
         assert parse(output, template(name), use).named == [("edit", arguments)]
 
 
-def test_a_forced_call_that_is_cut_off_is_no_text() -> None:
+def test_a_forced_call_that_is_cut_off_is_not_text() -> None:
     output = json.dumps({"name": "edit", "arguments": {"filename": "a"}})
     begun = output.index(": {") + len(": {")
     for name in KINDS:
@@ -549,7 +552,7 @@ def test_a_forced_call_that_is_cut_off_is_no_text() -> None:
             assert cut.content == "" and len(cut.calls) == (end >= begun)
 
 
-def test_reasoning_goes_on_to_its_end_mark() -> None:
+def test_a_parser_is_reasoning_until_the_end_mark() -> None:
     parser = AnswerParser(conventions_of(None), None)
     told = []
     for piece in ("<think>", "\nIt", " is </", "think", ">", "\n\n", "Yes"):
@@ -589,7 +592,7 @@ def test_an_offset_counts_the_characters_before_it(pieces: list[bytes], offset: 
     assert prompt_offsets(shown, scored_pieces(pieces)) == expected
 
 
-def test_offsets_take_as_long_as_there_are_tokens() -> None:
+def test_offsets_take_linear_time() -> None:
     """Four times as many take about four times as long, not sixteen."""
     took = []
     for n_tokens in (10_000, 40_000):
@@ -628,7 +631,7 @@ def test_a_stream_encodes_many_log_probabilities_on_a_thread(
 
 @pytest.mark.parametrize("streams", [True, False])
 def test_no_job_begins_once_its_client_has_left(scripted: ScriptedFactory, streams: bool) -> None:
-    """It leaves when its second job is accepted, without waiting for the engine."""
+    """It leaves when the second of its eight jobs is accepted."""
     worker = scripted()
     worker.supervisor.script = story("a")
     client = socket.create_connection(("127.0.0.1", worker.port))
@@ -653,7 +656,7 @@ def test_no_job_begins_once_its_client_has_left(scripted: ScriptedFactory, strea
     assert len(worker.supervisor.requests) == 2
 
 
-def test_news_of_the_prompt_takes_no_log_probabilities_away() -> None:
+def test_prompt_progress_drops_no_log_probabilities() -> None:
     """A preempted request computes the prompt again, in the middle of the answer."""
     first, second = TokenLogprob(1, b"a", -1.0), TokenLogprob(2, b"b", -2.0)
     choice = Choice(0, cast("Job", None))
@@ -662,7 +665,7 @@ def test_news_of_the_prompt_takes_no_log_probabilities_away() -> None:
     assert choice.blocks[0].scores == [first, second]
 
 
-def test_what_was_thought_has_no_log_probabilities_in_the_text() -> None:
+def test_log_probabilities_of_reasoning_are_not_in_the_text() -> None:
     """Although the text begins like the end of the reasoning."""
     thought, said = TokenLogprob(1, b"a", -1.0), TokenLogprob(1, b"a", -2.0)
     choice = Choice(0, cast("Job", None))
@@ -690,7 +693,7 @@ def no_job_is_kept(worker: ScriptedWorker) -> Iterator[None]:
         gc.enable()
 
 
-def test_what_was_refused_leaves_no_ring_of_its_frames_and_body(scripted: ScriptedFactory) -> None:
+def test_a_refused_request_leaves_no_reference_cycle(scripted: ScriptedFactory) -> None:
     worker = scripted()
     with no_job_is_kept(worker), httpx.Client(base_url=worker.base_url) as client:
         for stream in (False, True):
@@ -700,7 +703,7 @@ def test_what_was_refused_leaves_no_ring_of_its_frames_and_body(scripted: Script
             worker.supervisor.jobs.clear()
 
 
-def test_nothing_waits_for_a_silence_of_a_stream_that_has_ended(scripted: ScriptedFactory) -> None:
+def test_no_keepalive_timer_outlives_its_stream(scripted: ScriptedFactory) -> None:
     worker = scripted(keepalive=3600)
     worker.supervisor.script = [0.1, *story("a")]
     with no_job_is_kept(worker), httpx.Client(base_url=worker.base_url) as client:
@@ -708,7 +711,7 @@ def test_nothing_waits_for_a_silence_of_a_stream_that_has_ended(scripted: Script
         assert client.post("/v1/chat/completions", json=body).status_code == 200
 
 
-def test_who_leaves_a_stream_leaves_no_ring_of_its_frames_and_body(
+def test_a_stream_whose_client_left_leaves_no_reference_cycle(
     scripted: ScriptedFactory,
 ) -> None:
     worker = scripted()
@@ -724,7 +727,7 @@ def called(arguments: str) -> str:
     return f'<tool_call>\n{{"name": "look", "arguments": {arguments}}}\n</tool_call>'
 
 
-def test_an_answer_in_the_form_of_a_call_is_one_without_its_other_members() -> None:
+def test_other_members_of_a_call_under_a_schema_are_dropped() -> None:
     use = ToolUse(False, True, {"look": None}, is_json=True)
     output = '{"name": "look", "arguments": {"at": 1}, "sure": true}'
     parser = AnswerParser(conventions_of(None), use, has_form=True)
@@ -763,8 +766,10 @@ def test_an_answer_in_the_form_of_a_call_is_one_without_its_other_members() -> N
         ("Qwen-Qwen3-0.6B", called('{"n": 1, "input": "\\"\\ud83e\\udd8a\\t", "m": ""}'), '"🦊\t'),
     ],
 )
-def test_a_custom_tool_gets_what_stands_for_its_text(name: str, output: str, text: str) -> None:
-    """Even if a model does not write an argument of that name, or no JSON."""
+def test_a_custom_tool_gets_its_text_from_arguments_of_any_form(
+    name: str, output: str, text: str
+) -> None:
+    """Even if the model writes no argument of that name, or no JSON."""
     parameters = {"properties": {"input": {"type": "string"}}}
     use = ToolUse(False, True, {"look": parameters}, frozenset({"look"}))
     message = parse(output, template(name), use)
@@ -772,7 +777,9 @@ def test_a_custom_tool_gets_what_stands_for_its_text(name: str, output: str, tex
 
 
 @given(data=st.data())
-def test_an_answer_in_a_form_is_given_on_whatever_its_texts_spell(data: st.DataObject) -> None:
+def test_an_answer_under_a_schema_is_forwarded_whatever_its_strings_contain(
+    data: st.DataObject,
+) -> None:
     """A JSON string may contain `[THINK]`, which Mistral's models may write anywhere."""
     own = conventions_of(template(data.draw(st.sampled_from(KINDS))))
     marks = [

@@ -58,7 +58,7 @@ def n_signs(value: Any) -> dict[str, int]:
 
 
 @given(value=JSON, limit=st.integers(0, 3), slice_bytes=st.integers(2, 9), ascii=st.booleans())
-def test_what_is_bounded_is_counted_outside_of_texts(
+def test_limits_of_json_count_outside_of_strings(
     value: Any, limit: int, slice_bytes: int, ascii: bool
 ) -> None:
     text = json.dumps(value, ensure_ascii=ascii).encode()
@@ -132,7 +132,7 @@ def test_a_number_of_many_digits_is_refused(text: str) -> None:
         f'[1,"{WIDE}"]',
     ],
 )
-def test_digits_elsewhere_are_taken(text: str) -> None:
+def test_many_digits_elsewhere_are_accepted(text: str) -> None:
     assert parse_json(text.encode()) == json.loads(text)
 
 
@@ -157,7 +157,7 @@ def test_a_wide_number_is_found_wherever_a_slice_ends(text: str, slice_bytes: in
 
 
 @given(value=JSON, at_once=st.integers(1, 3))
-def test_what_is_encoded_in_parts_is_the_same(value: Any, at_once: int) -> None:
+def test_json_encoded_in_parts_equals_the_whole(value: Any, at_once: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(encoding, "_VALUES_AT_ONCE", at_once)
         assert b"".join(encoding.in_parts(value)) == encoding.dumps(value).encode()
@@ -177,7 +177,7 @@ def test_a_line_break_within_json_ends_no_line(text: str) -> None:
         assert len(written.splitlines()) == 1 and json.loads(written) == [text]
 
 
-def test_members_of_an_iterator_are_made_when_their_turn_comes() -> None:
+def test_iterators_are_encoded_lazily() -> None:
     numbers = iter(range(3 * encoding._VALUES_AT_ONCE))
     parts = encoding.in_parts([{"content": numbers}])
     assert next(part for part in parts if b"1" in part).startswith(b"[0,1,2")
@@ -185,7 +185,7 @@ def test_members_of_an_iterator_are_made_when_their_turn_comes() -> None:
 
 
 @pytest.mark.parametrize("n_values", [0, 4095, 4096, 100_000])
-def test_json_of_many_values_is_made_beside_the_event_loop(n_values: int) -> None:
+def test_json_of_many_values_is_encoded_off_the_event_loop(n_values: int) -> None:
     threads: set[int] = set()
     sent: list[Message] = []
 
@@ -241,7 +241,7 @@ def collections(schema: Any) -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("path", bodies())
-def test_no_list_of_a_body_has_more_errors_than_a_few(path: str) -> None:
+def test_lists_of_a_body_fail_fast(path: str) -> None:
     """Otherwise a list of 200,000 wrong items becomes as many errors in one native call.
     `max_length` does not prevent this, because pydantic counts only valid items."""
     model = bodies()[path]
@@ -263,7 +263,7 @@ def test_no_list_of_a_body_has_more_errors_than_a_few(path: str) -> None:
          "model must be a text of at most 1024 characters; it has 1025 characters"),
     ],
 )  # fmt: skip
-def test_what_is_too_long_is_told_as_what_it_is(
+def test_too_long_values_are_named_by_their_kind(
     fields: dict[str, Any], constraint: str, message: str
 ) -> None:
     with pytest.raises(ValidationError) as refused:
@@ -300,7 +300,7 @@ LARGE_PROMPTS: dict[str, Prompt] = {
 
 
 @pytest.mark.parametrize("name", LARGE_PROMPTS)
-def test_the_name_of_a_large_prompt_takes_milliseconds(name: str) -> None:
+def test_the_digest_of_a_large_prompt_takes_milliseconds(name: str) -> None:
     names, times = set(), []
     for _ in range(3):
         began = time.thread_time()

@@ -34,7 +34,7 @@ def engine() -> Iterator[RealEngine]:
     engine.close()
 
 
-def said(engine: RealEngine, family: str, **fields: Any) -> tuple[Message, list[bytes]]:
+def answer_to(engine: RealEngine, family: str, **fields: Any) -> tuple[Message, list[bytes]]:
     """Return the answer to a chat with these fields, and its tokens."""
     served = info(CONFIG)
     metadata = {"tokenizer.chat_template": source(family)}
@@ -58,15 +58,15 @@ def said(engine: RealEngine, family: str, **fields: Any) -> tuple[Message, list[
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_budget_is_kept_to_the_token_by_every_family(engine: RealEngine, family: str) -> None:
     closing = conventions_of(source(family)).reasoning.closing
-    free, _ = said(engine, family)
+    free, _ = answer_to(engine, family)
     assert free.reasoning and not free.content, "without a budget it never ends"
     for budget in (1, 9):
-        bounded, pieces = said(engine, family, reasoning_budget=budget)
+        bounded, pieces = answer_to(engine, family, reasoning_budget=budget)
         assert bounded.content and free.reasoning.startswith(bounded.reasoning.rstrip())
         assert b"".join(pieces[budget:]).startswith(closing.encode()), pieces
     for nothing in ({"reasoning_budget": 0}, {"reasoning_effort": "none"}):
-        silent, _ = said(engine, family, **nothing)
+        silent, _ = answer_to(engine, family, **nothing)
         assert silent.content and not silent.reasoning, nothing
     words = " I have thought enough."
-    told, _ = said(engine, family, reasoning_budget=3, reasoning_budget_message=words)
+    told, _ = answer_to(engine, family, reasoning_budget=3, reasoning_budget_message=words)
     assert told.reasoning.endswith(words.rstrip())

@@ -34,7 +34,7 @@ def prompt_of(*messages: dict[str, Any], **fields: Any) -> ChatPrompt:
     return chat_prompt(body.chat(), STATE)
 
 
-def test_a_call_without_arguments_is_one_with_none() -> None:
+def test_missing_arguments_of_a_call_are_an_empty_object() -> None:
     """Clients send an empty string for a function without parameters, and streams begin with
     one."""
 
@@ -50,7 +50,7 @@ def test_a_call_without_arguments_is_one_with_none() -> None:
             assert template.read(chat(**given)).text() == whole, (name, given)
 
 
-def test_a_response_is_asked_for_by_the_chat_that_its_items_say() -> None:
+def test_items_of_a_response_become_a_chat() -> None:
     look = {"name": "look", "parameters": {"type": "object"}}
     body = ResponsesBody.model_validate(
         {
@@ -90,7 +90,7 @@ def test_a_response_is_asked_for_by_the_chat_that_its_items_say() -> None:
     assert chat.tool_choice == OneTool("look", "tool_choice.name")
 
 
-def test_a_call_of_a_custom_tool_has_its_words_as_input() -> None:
+def test_a_call_of_a_custom_tool_has_its_text_as_input() -> None:
     called = {"call_id": "1", "name": "patch", "input": "*** Begin"}
     items = [
         user("Fix it!"),
@@ -105,7 +105,7 @@ def test_a_call_of_a_custom_tool_has_its_words_as_input() -> None:
     assert prompt.messages == (user("Fix it!"), turn, result)
 
 
-def test_a_tool_that_was_found_is_told_by_its_name() -> None:
+def test_a_tool_reference_becomes_the_tools_name() -> None:
     found = [{"type": "tool_reference", "tool_name": name} for name in ("look", "listen")]
     use = {"type": "tool_use", "id": "1", "name": "find", "input": {}}
     results = [{"type": "tool_result", "tool_use_id": "1", "content": found}]
@@ -114,7 +114,7 @@ def test_a_tool_that_was_found_is_told_by_its_name() -> None:
     assert told.content == ("look\n\nlisten",)
 
 
-def test_turns_that_hardly_a_template_takes() -> None:
+def test_turns_that_few_templates_accept() -> None:
     """Devstral's needs alternating roles and ids of 9 characters, and reads the first part
     unchecked."""
     template = compiled("unsloth-mistral-Devstral-Small-2507")
@@ -152,7 +152,7 @@ def test_turns_that_hardly_a_template_takes() -> None:
         ("low", {"enable_thinking": False}, "", 0),
     ],
 )
-def test_an_effort_is_a_budget_for_templates_that_know_none(
+def test_an_effort_is_a_budget_for_templates_that_ignore_efforts(
     operators: str | None, fields: dict[str, Any], template: str, budget: int | None
 ) -> None:
     served = SimpleNamespace(has_chat_template=True, chat_template=template)
@@ -163,8 +163,8 @@ def test_an_effort_is_a_budget_for_templates_that_know_none(
 
 
 @pytest.mark.parametrize("role", ["system", "developer", "tool", "function"])
-def test_what_an_answer_goes_on_with_is_said_by_the_assistant_or_the_user(role: str) -> None:
-    """If a template wrote another role's words first, those of all others would be cut off."""
+def test_only_a_turn_of_the_assistant_or_the_user_is_continued(role: str) -> None:
+    """A template may move other roles' words to the front; all that follows would be cut off."""
     turns = [user("a"), assistant("b")]
     with pytest.raises(InvalidRequest, match=r"messages\[2\]\.role must be assistant or user"):
         prompt_of(*turns, {"role": role, "content": "c"}, continue_final_message=True)
@@ -172,7 +172,7 @@ def test_what_an_answer_goes_on_with_is_said_by_the_assistant_or_the_user(role: 
     assert prompt_of(turns[0], continue_final_message=True).continue_final_message
 
 
-def test_many_documents_are_put_together_at_once() -> None:
+def test_many_documents_are_joined_at_once() -> None:
     """Joining them one by one took seconds, because each copied all previous ones."""
     source = {"type": "text", "media_type": "text/plain", "data": "a" * 128}
     content = [{"type": "document", "source": source}] * 16_000

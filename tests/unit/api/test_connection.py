@@ -152,7 +152,7 @@ REQUESTS = st.one_of(
 
 @given(requests=st.lists(REQUESTS, min_size=1, max_size=4), data=st.data())
 @settings(max_examples=30)
-def test_whoever_owes_something_has_a_time_for_it(
+def test_a_client_that_owes_bytes_has_a_deadline(
     requests: list[bytes], data: st.DataObject
 ) -> None:
     sent = b"".join(requests)
@@ -209,7 +209,7 @@ async def answered(port: int, sent: bytes, **how: Any) -> list[bytes]:
 
 
 @pytest.mark.anyio
-async def test_a_body_that_comes_after_its_answer_leaves_a_time() -> None:
+async def test_a_connection_whose_body_follows_its_answer_times_out() -> None:
     """If the answer came before the body, nothing used to close the connection."""
     head = b"POST /early HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\n"
     async with served(keep_alive_s=1) as (port, _), connected(port, head) as (reader, writer):
@@ -295,7 +295,9 @@ def test_only_a_request_that_is_not_answered_gets_a_408(
     assert statuses(asyncio.run(exchanged(sent))) == answers
 
 
-def test_a_client_is_not_blamed_for_what_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_that_the_server_does_not_read_time_out_no_client(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """While the first answer runs, only a part of the second request's body is read."""
     monkeypatch.setattr(connection, "SECONDS", {"idle": 30.0, "head": 30.0, "body": 0.5})
     monkeypatch.setattr(connection, "BODY_SECONDS", 0.8)
@@ -318,7 +320,7 @@ FRAMED = {
 
 @pytest.mark.parametrize("framed", FRAMED)
 @pytest.mark.parametrize(("protocol", "size"), [(b"h2c", 1), (b"websocket", 7), (b"h2c", 10_000)])
-def test_a_client_that_asks_for_another_protocol_is_answered_in_this_one(
+def test_a_request_to_upgrade_is_answered_in_http_1_1(
     framed: str, protocol: bytes, size: int
 ) -> None:
     """`curl --http2` and Java's client ask for HTTP/2 in a request with a body, which used to be
@@ -393,7 +395,7 @@ async def stuck(patience_s: float) -> AsyncIterator[tuple[WorkerProtocol, Mock, 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("n_taken", [0, 4])
-async def test_whoever_does_not_take_the_last_bytes_is_cut(n_taken: int) -> None:
+async def test_a_client_that_does_not_read_the_last_bytes_is_cut_off(n_taken: int) -> None:
     """Even if they are few, the connection is being closed, and some were read."""
     async with stuck(0.05) as (protocol, transport, cuts, passes):
         protocol.data_received(b"not HTTP\r\n\r\n")
@@ -407,7 +409,7 @@ async def test_whoever_does_not_take_the_last_bytes_is_cut(n_taken: int) -> None
 
 
 @pytest.mark.anyio
-async def test_whoever_takes_a_byte_in_time_is_not_cut() -> None:
+async def test_a_client_that_reads_a_byte_in_time_is_not_cut_off() -> None:
     async with stuck(0.1) as (protocol, transport, cuts, passes):
         protocol.pause_writing()
         for _ in range(5):
@@ -420,7 +422,7 @@ async def test_whoever_takes_a_byte_in_time_is_not_cut() -> None:
 
 
 @pytest.mark.anyio
-async def test_whoever_took_all_is_watched_no_more() -> None:
+async def test_a_client_that_has_read_everything_is_not_watched() -> None:
     async with stuck(0.02) as (protocol, transport, cuts, passes):
         protocol.pause_writing()
         transport.n_left = 0
@@ -468,7 +470,7 @@ async def exchanged(sent: bytes, *, closes: bool = False, size: int = 0) -> byte
 
 
 @pytest.mark.anyio
-async def test_each_pipelined_request_is_told_that_its_client_has_left() -> None:
+async def test_pipelined_requests_of_a_client_that_left_never_begin() -> None:
     left.clear()
     async with served() as (port, connections):
         _, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -481,7 +483,7 @@ async def test_each_pipelined_request_is_told_that_its_client_has_left() -> None
             while not left:
                 await asyncio.sleep(0.001)
         writer.close()
-    assert left == ["/long"], "those behind it have not begun, and never do"
+    assert left == ["/long"], "the others have not begun, and never do"
 
 
 async def freed_by_itself(kept: weakref.ref[Any], writer: asyncio.StreamWriter) -> None:
@@ -498,7 +500,7 @@ async def freed_by_itself(kept: weakref.ref[Any], writer: asyncio.StreamWriter) 
 
 
 @pytest.mark.anyio
-async def test_a_pipelined_request_that_never_began_waits_for_no_collection() -> None:
+async def test_a_pipelined_request_that_never_began_is_freed_at_once() -> None:
     async with served() as (port, connections):
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET /long HTTP/1.1\r\nHost: a\r\n\r\n" * 2)
@@ -509,7 +511,7 @@ async def test_a_pipelined_request_that_never_began_waits_for_no_collection() ->
 
 
 @pytest.mark.anyio
-async def test_a_connection_that_is_reset_between_requests_is_let_go_of() -> None:
+async def test_a_connection_that_is_reset_between_requests_is_freed_at_once() -> None:
     async with served() as (port, connections):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
@@ -523,7 +525,7 @@ async def test_a_connection_that_is_reset_between_requests_is_let_go_of() -> Non
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", [("asyncio", {"use_uvloop": True})])
 @pytest.mark.parametrize("sent", [b"\x16", b"GET / HTTP/1.1\r\n\r\n"])
-async def test_a_handshake_that_fails_waits_for_no_collection(sent: bytes, tmp_path: Path) -> None:
+async def test_a_failed_handshake_is_freed_at_once(sent: bytes, tmp_path: Path) -> None:
     async with served(certificate=own_certificate(tmp_path)) as (port, connections):
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         while not connections:
@@ -533,7 +535,7 @@ async def test_a_handshake_that_fails_waits_for_no_collection(sent: bytes, tmp_p
         await freed_by_itself(kept, writer)
 
 
-def test_a_client_that_sends_nothing_more_is_answered_but_not_waited_for() -> None:
+def test_a_half_closed_client_is_answered_but_not_waited_for() -> None:
     """Health checks by `nc -N` do this; a client that has left looks the same."""
     answer = asyncio.run(exchanged(b"GET /soon HTTP/1.1\r\nHost: a\r\n\r\n" * 2, closes=True))
     assert answer.count(b"HTTP/1.1 200") == 2
@@ -544,7 +546,7 @@ def test_a_client_that_sends_nothing_more_is_answered_but_not_waited_for() -> No
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("path", ["/large", "/slow"])
-async def test_a_client_that_sends_nothing_more_gets_the_whole_answer_if_it_takes_it(
+async def test_a_half_closed_client_that_reads_gets_the_whole_answer(
     monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     """It used to lose the part of a large answer that it had not read after a second."""
@@ -562,7 +564,7 @@ async def test_a_client_that_sends_nothing_more_gets_the_whole_answer_if_it_take
 
 
 @pytest.mark.anyio
-async def test_a_client_that_sends_nothing_more_and_reads_nothing_is_cut() -> None:
+async def test_a_half_closed_client_that_reads_nothing_is_cut_off() -> None:
     async with served(patience_s=0.5) as (port, connections):
         _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1)
         writer.write(b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n")
@@ -601,7 +603,7 @@ def uploaded(client: socket.socket, head: bytes, end: bytes | None = None) -> by
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("refused", REFUSED)
-async def test_who_is_still_sending_gets_the_answer(refused: str) -> None:
+async def test_a_client_that_is_still_sending_gets_the_answer(refused: str) -> None:
     """The connection used to be reset, and unread data lost."""
     head, status = REFUSED[refused]
     async with served() as (port, _):
@@ -610,7 +612,7 @@ async def test_who_is_still_sending_gets_the_answer(refused: str) -> None:
 
 
 @pytest.mark.anyio
-async def test_who_is_still_sending_gets_the_answer_over_tls(tmp_path: Path) -> None:
+async def test_a_client_that_is_still_sending_gets_the_answer_over_tls(tmp_path: Path) -> None:
     certificate = own_certificate(tmp_path)
     trusting = ssl.create_default_context(cafile=certificate)
 
@@ -646,7 +648,7 @@ async def test_a_server_without_requests_sleeps(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.anyio
-async def test_a_certificate_that_is_replaced_is_the_next_clients(tmp_path: Path) -> None:
+async def test_new_clients_get_a_replaced_certificate(tmp_path: Path) -> None:
     certificate = own_certificate(tmp_path, ("ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"))
     first = ssl.create_default_context(cafile=certificate)
     (tmp_path / "next").mkdir()
@@ -673,7 +675,7 @@ async def test_a_certificate_that_is_replaced_is_the_next_clients(tmp_path: Path
     ids=["endless", "silent", "much"],
 )
 @pytest.mark.anyio
-async def test_who_is_still_sending_is_not_waited_for_without_end(
+async def test_a_client_that_is_still_sending_is_not_waited_for_forever(
     monkeypatch: pytest.MonkeyPatch, seconds: float, n_bytes: int, part: bytes
 ) -> None:
     monkeypatch.setattr(connection, "LINGER_SECONDS", seconds)
@@ -689,7 +691,7 @@ async def test_who_is_still_sending_is_not_waited_for_without_end(
 
 @pytest.mark.parametrize("files_each", [1, 2])
 @pytest.mark.parametrize("hard", [300, 1_000_000])
-def test_files_are_left_for_everything_else(
+def test_connections_leave_descriptors_for_everything_else(
     files_each: int, hard: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     soft = 256
@@ -706,7 +708,7 @@ def test_files_are_left_for_everything_else(
 
 
 @pytest.mark.anyio
-async def test_who_is_still_sending_makes_room_and_does_not_delay_the_end(
+async def test_clients_that_are_still_sending_make_room_and_do_not_delay_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(connection, "LINGER_SECONDS", 60.0)
@@ -725,7 +727,7 @@ async def test_who_is_still_sending_makes_room_and_does_not_delay_the_end(
     "anyio_backend", [("asyncio", {"use_uvloop": each}) for each in (False, True)]
 )
 @pytest.mark.anyio
-async def test_a_handshake_that_does_not_come_counts_as_a_connection(
+async def test_a_connection_without_a_handshake_counts(
     anyio_backend: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """They used to take all descriptors, so that new connections were reset."""
@@ -789,7 +791,7 @@ def test_a_head_may_have_64_kib_and_no_byte_more(form: bytes) -> None:
 
 
 @pytest.mark.parametrize(("n_chunks", "status"), [(6, b"200"), (10, b"431")])
-def test_what_frames_a_body_is_measured_in_all_of_its_chunks(n_chunks: int, status: bytes) -> None:
+def test_the_framing_of_all_chunks_is_limited_together(n_chunks: int, status: bytes) -> None:
     """Without the head."""
     chunks = (b"1;" + b"a" * 10_000 + b"\r\nx\r\n") * n_chunks + b"0\r\n\r\n"
     head = b"POST /echo HTTP/1.1\r\nHost: a\r\nA: " + b"a" * 30_000 + b"\r\nConnection: close\r\n"
@@ -822,7 +824,7 @@ async def test_answers_that_nobody_reads_make_room(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.anyio
-async def test_of_too_many_unread_bytes_the_oldest_answer_goes(
+async def test_too_many_unread_bytes_cut_off_the_oldest_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(connection, "MAX_UNREAD_BYTES", 1)
@@ -842,7 +844,7 @@ async def test_of_too_many_unread_bytes_the_oldest_answer_goes(
 
 
 @pytest.mark.anyio
-async def test_one_task_goes_on_in_a_turn() -> None:
+async def test_one_task_continues_in_each_turn() -> None:
     turns, n_passed = OnePerTurn(), 0
 
     async def enter() -> None:

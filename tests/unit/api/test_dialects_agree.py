@@ -47,7 +47,7 @@ from worker.wire.work import ChatPrompt
 TEMPLATE = "{{ reasoning_effort == 'none' }}{{ thinking_budget }}"
 SERVED = SimpleNamespace(has_chat_template=True, chat_template=TEMPLATE)
 STATE = cast(AppState, SimpleNamespace(served=SERVED, settings=Settings()))
-Said = dict[str, Any]
+Fields = dict[str, Any]
 NAMED: dict[str, Any] = {"function": {"name": "get_time"}}
 ALLOWED: dict[str, Any] = {"mode": "auto", "tools": [NAMED]}
 CHATS = st.fixed_dictionaries(
@@ -75,7 +75,7 @@ CHATS = st.fixed_dictionaries(
 
 
 @given(asked=CHATS)
-def test_a_chat_is_rendered_by_itself_as_it_is_for_an_answer(asked: dict[str, Any]) -> None:
+def test_a_chat_is_read_alike_for_rendering_and_for_an_answer(asked: dict[str, Any]) -> None:
     def prompt(chat_of: Any) -> ChatPrompt | str:
         try:
             return chat_prompt(chat_of(), STATE)
@@ -133,8 +133,8 @@ def bodies(draw: st.DrawFn) -> dict[str, Any]:
     return body | {"tools": [WEATHER, TIME]} if n_calls or "tool_choice" in body else body
 
 
-def as_response(body: Said) -> Said:
-    items: list[Said] = []
+def as_response(body: Fields) -> Fields:
+    items: list[Fields] = []
     for message in body["messages"]:
         if message["role"] == "tool":
             told = {"call_id": message["tool_call_id"], "output": message["content"]}
@@ -159,9 +159,9 @@ def as_response(body: Said) -> Said:
     return found
 
 
-def as_message(body: Said) -> Said:
+def as_message(body: Fields) -> Fields:
     found = {name: body[name] for name in {*SAMPLED, "max_tokens"} & body.keys()}
-    turns: list[Said] = []
+    turns: list[Fields] = []
     for message in body["messages"]:
         match message["role"]:
             case "system":
@@ -203,7 +203,7 @@ def as_message(body: Said) -> Said:
     return found
 
 
-def as_ollama(body: Said) -> Said:
+def as_ollama(body: Fields) -> Fields:
     options = {name: body[name] for name in {*SAMPLED, "stop"} & body.keys() - {"stream"}}
     found = {name: body[name] for name in ("model", "stream")}
     found["messages"] = [
@@ -228,7 +228,7 @@ DIALECTS: list[tuple[Any, Any, Any, set[str]]] = [
 
 
 def asked_by(
-    model: Any, read: Any, body: Said, state: AppState, template: ChatTemplate
+    model: Any, read: Any, body: Fields, state: AppState, template: ChatTemplate
 ) -> tuple[Any, ...]:
     """Return the engine's request for a body, and how the answer is read."""
     inference = inference_of(read(model.model_validate(body), state), state, None)
@@ -244,33 +244,33 @@ def asked_by(
 
 @settings(max_examples=20, deadline=None)
 @given(body=bodies(), name=st.sampled_from(["Qwen-Qwen3-0.6B", "openai-gpt-oss-120b", "Kimi-K3"]))
-def test_a_request_asks_the_same_in_each_dialect(body: Said, name: str) -> None:
+def test_a_request_asks_the_same_in_each_dialect(body: Fields, name: str) -> None:
     served = info(CONFIG)
     metadata = {"tokenizer.chat_template": source(name)}
     served = replace(served, model=replace(served.model, metadata=metadata))
     state = ScriptedWorker(Settings(), served).state
-    told = compiled(name)
-    for said_by, model, read, lacks in DIALECTS:
+    template = compiled(name)
+    for translate, model, read, lacks in DIALECTS:
         same = {field: value for field, value in body.items() if field not in lacks}
-        if said_by is as_ollama and "reasoning_effort" in same:
+        if translate is as_ollama and "reasoning_effort" in same:
             same |= {"reasoning_effort": "low", "enable_thinking": True}  # it has one field
-        expected = asked_by(ChatBody, read_chat, same, state, told)
-        assert asked_by(model, read, said_by(same), state, told) == expected, said_by
+        expected = asked_by(ChatBody, read_chat, same, state, template)
+        assert asked_by(model, read, translate(same), state, template) == expected, translate
 
 
 # --- reasoning: four places that set it --------------------------------------------
 
-SAID_OF: dict[str, st.SearchStrategy[Any]] = {
+REASONING_FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "enable_thinking": st.booleans(),
     "reasoning_effort": st.sampled_from(["none", "low", "odd"]),
     "thinking_budget": st.sampled_from([-1, 0, 7]),
 }
-SAID = st.fixed_dictionaries({}, optional=SAID_OF)
-WHOLE = st.fixed_dictionaries(SAID_OF)
+SOME_REASONING = st.fixed_dictionaries({}, optional=REASONING_FIELDS)
+ALL_REASONING = st.fixed_dictionaries(REASONING_FIELDS)
 TEMPLATES = st.sampled_from(["", "{{ reasoning_effort == 'none' }}", "{{ thinking_budget }}"])
 
 
-def reasoning(template: str, *places: Said) -> tuple[ReasoningChoice, dict[str, Any]]:
+def reasoning(template: str, *places: Fields) -> tuple[ReasoningChoice, dict[str, Any]]:
     """Return the result of the request's fields, its kwargs, the flags and the flags' kwargs."""
     fields, kwargs, flags, flags_kwargs = (*places, {}, {}, {})[:4]
     settings = Settings(
@@ -287,8 +287,8 @@ def reasoning(template: str, *places: Said) -> tuple[ReasoningChoice, dict[str, 
     return reasoning_of(chat, state), dict(chat_prompt(chat, state).template_kwargs or {})
 
 
-@given(template=TEMPLATES, said=SAID)
-def test_a_field_and_its_variable_say_the_same_of_reasoning(template: str, said: Said) -> None:
+@given(template=TEMPLATES, said=SOME_REASONING)
+def test_a_field_of_reasoning_equals_its_template_variable(template: str, said: Fields) -> None:
     by_field, by_variable = reasoning(template, said), reasoning(template, {}, said)
     assert by_field[0] == by_variable[0]
     named = by_field[1]
@@ -297,9 +297,14 @@ def test_a_field_and_its_variable_say_the_same_of_reasoning(template: str, said:
         assert reasoning(template, {}, {}, said)[0] == by_field[0]
 
 
-@given(template=TEMPLATES, is_on=st.booleans(), at=st.integers(0, 3), farther=st.tuples(SAID, SAID))
-def test_a_switch_is_obeyed_whatever_is_said_farther_away(
-    template: str, is_on: bool, at: int, farther: tuple[Said, Said]
+@given(
+    template=TEMPLATES,
+    is_on=st.booleans(),
+    at=st.integers(0, 3),
+    farther=st.tuples(SOME_REASONING, SOME_REASONING),
+)
+def test_the_nearest_switch_of_reasoning_wins(
+    template: str, is_on: bool, at: int, farther: tuple[Fields, Fields]
 ) -> None:
     places = [*([{}] * at), {"enable_thinking": is_on}, *farther]
     found, variables = reasoning(template, *places)
@@ -307,8 +312,12 @@ def test_a_switch_is_obeyed_whatever_is_said_farther_away(
     assert (found[2] == 0) == (found[1] == "none") == (not is_on)
 
 
-@given(template=TEMPLATES, nearest=WHOLE, farther=st.tuples(SAID, SAID, SAID))
-def test_who_says_all_of_reasoning_is_not_asked_beyond(
-    template: str, nearest: Said, farther: tuple[Said, Said, Said]
+@given(
+    template=TEMPLATES,
+    nearest=ALL_REASONING,
+    farther=st.tuples(SOME_REASONING, SOME_REASONING, SOME_REASONING),
+)
+def test_a_complete_choice_of_reasoning_ignores_all_defaults(
+    template: str, nearest: Fields, farther: tuple[Fields, Fields, Fields]
 ) -> None:
     assert reasoning(template, nearest, *farther) == reasoning(template, nearest)

@@ -47,12 +47,12 @@ def lets_in(gate: Gate, **head: str) -> bool:
 
 
 @pytest.mark.parametrize("host", ADDRESSES + PRIVATE)
-def test_a_worker_without_a_token_answers_to_what_no_stranger_owns(host: str) -> None:
+def test_without_a_token_private_names_and_addresses_are_accepted(host: str) -> None:
     assert lets_in(OPEN, host=host)
 
 
 @pytest.mark.parametrize("host", PUBLIC)
-def test_a_rebound_name_gets_nothing(host: str) -> None:
+def test_a_public_name_is_refused_against_dns_rebinding(host: str) -> None:
     """For a browser, its page has the same origin as the worker."""
     own = {"host": host, "origin": f"http://{host}"}
     assert not lets_in(OPEN, **own)
@@ -62,12 +62,12 @@ def test_a_rebound_name_gets_nothing(host: str) -> None:
 @given(
     labels=st.lists(LABEL, min_size=2, max_size=5), end=st.sampled_from(["com", "io", "dev", "net"])
 )
-def test_no_name_under_a_public_end_is_taken(labels: list[str], end: str) -> None:
+def test_no_name_under_a_public_suffix_is_accepted(labels: list[str], end: str) -> None:
     host = ".".join([*labels, end])
     assert not lets_in(OPEN, host=host) or host == socket.gethostname()
 
 
-def test_the_operators_own_names_are_taken() -> None:
+def test_the_operators_own_names_are_accepted() -> None:
     assert may_ask(Settings(host=("0.0.0.0",)), host=socket.gethostname())
     assert may_ask(Settings(host=("llm.example.com",)), host="llm.example.com:8080")
     assert may_ask(
@@ -80,13 +80,13 @@ def test_of_several_addresses_the_most_open_one_counts() -> None:
     assert may_ask(Settings(host=("127.0.0.1", "10.0.0.7")), host="worker")
 
 
-def test_on_loopback_only_loopback_names_are_taken() -> None:
+def test_on_loopback_only_loopback_names_are_accepted() -> None:
     for host in ["10.0.0.7", "worker", "llm.local", *PUBLIC]:
         assert not may_ask(Settings(), host=host)
         assert not may_ask(Settings(worker_token="t"), host=host, authorization="Bearer t")
 
 
-def test_a_token_or_a_unix_socket_needs_no_such_check() -> None:
+def test_with_a_token_or_a_unix_socket_any_name_is_accepted() -> None:
     settings = Settings(host=("0.0.0.0",), worker_token="t")
     assert may_ask(settings, host="evil.example", authorization="Bearer t")
     assert not may_ask(settings, host="evil.example")
@@ -119,9 +119,7 @@ def test_each_key_has_its_name(tmp_path: Path) -> None:
         ("a:", "line 1: it must be NAME:KEY"),
     ],
 )
-def test_a_file_of_keys_that_is_wrong_is_told_without_a_key(
-    tmp_path: Path, text: str, why: str
-) -> None:
+def test_errors_of_a_key_file_contain_no_key(tmp_path: Path, text: str, why: str) -> None:
     file = tmp_path / "keys"
     file.write_text(text)
     with pytest.raises(ConfigError, match=why) as refused:

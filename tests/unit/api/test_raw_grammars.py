@@ -74,7 +74,7 @@ def fault_of(asked: Format) -> Fault:
         ("start: WORD /[0-9]/\nWORD: /[a-z]+/", "abc1", "abc"),
     ],
 )
-def test_a_grammar_is_what_it_says(text: str, good: str, bad: str) -> None:
+def test_a_grammar_is_followed(text: str, good: str, bad: str) -> None:
     asked = Grammar(text, "grammar")
     assert follows(asked, good) and not follows(asked, bad)
 
@@ -134,7 +134,7 @@ def test_a_grammar_of_llama_cpp_is_followed(name: str) -> None:
         ("", "no rule 'root'"),
     ],
 )
-def test_a_grammar_that_is_none_is_refused_by_name(text: str, reason: str) -> None:
+def test_an_invalid_grammar_is_refused_with_the_reason(text: str, reason: str) -> None:
     fault = fault_of(Grammar(text, "grammar"))
     assert fault["field"] == "grammar" and re.search(reason, fault["message"])
 
@@ -229,7 +229,7 @@ change: (("@@" | "@@ " /(.+)/) LF | ("+" | "-" | " ") /(.*)/ LF)+
         ("regex", r"(?s).+", "a\nb", ""),
     ],
 )
-def test_a_forced_call_of_a_custom_tool_keeps_its_form(
+def test_a_forced_call_of_a_custom_tool_follows_its_format(
     syntax: str, form: str, good: str, bad: str
 ) -> None:
     found = constrain(forced(form, syntax))
@@ -258,7 +258,7 @@ def test_a_forced_call_of_a_custom_tool_keeps_its_form(
         "a" * 20_000,
     ],
 )  # fmt: skip
-def test_a_form_that_no_call_can_be_held_to_is_named_and_strict_refuses_it(form: str) -> None:
+def test_a_format_that_cannot_be_enforced_is_named_and_strict_refuses_it(form: str) -> None:
     asked, began = forced(form), time.process_time()
     assert constrain(asked).not_enforced == ("tools[0].format",)
     assert clock.within(time.process_time() - began, 0.15)
@@ -284,9 +284,7 @@ def test_a_form_that_no_call_can_be_held_to_is_named_and_strict_refuses_it(form:
         ("regex", "[a", "unterminated character set"),
     ],
 )
-def test_a_form_of_a_custom_tool_that_is_none_is_refused(
-    syntax: str, form: str, reason: str
-) -> None:
+def test_an_invalid_format_of_a_custom_tool_is_refused(syntax: str, form: str, reason: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         constrain(forced(form, syntax))
     (fault,) = refused.value.details["errors"]
@@ -295,7 +293,7 @@ def test_a_form_of_a_custom_tool_that_is_none_is_refused(
 
 @settings(max_examples=200, deadline=None)
 @given(text=st.text(st.sampled_from('ab r"[]()|*+?{}1,::~>\n\\-^.#x/<%A'), max_size=60))
-def test_no_text_breaks_the_reader_of_forms(text: str) -> None:
+def test_no_text_breaks_the_reader_of_formats(text: str) -> None:
     for syntax, form in (("lark", text), ("lark", f"start: {text}"), ("regex", text)):
         try:
             found = constrain(forced(form, syntax)).constraint
@@ -382,7 +380,7 @@ more ::= root{0,100000}
 """
 
 
-def test_a_grammar_of_many_readings_is_given_up_at_once() -> None:
+def test_an_ambiguous_grammar_is_given_up_at_once() -> None:
     grammar = constrain(Grammar(RECURSIVE, "grammar")).constraint.grammar
     matcher = compile_grammar(byte_tokenizer(), grammar, "grammar")
     times = []

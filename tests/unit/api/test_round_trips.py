@@ -93,7 +93,7 @@ def read(
 
 
 def call_of(name: str, calls: list[Any], content: str | None, reasoning: str | None) -> Written:
-    """Yield the calls as a template writes them, in the forms of arguments that it accepts."""
+    """Return the calls as a template writes them, in a form of arguments that it accepts."""
     texts = [json.dumps(each, ensure_ascii=False) for each in calls]
     for given_calls, text in product(
         (calls, texts, calls[:1], texts[:1]), dict.fromkeys((content, "", None))
@@ -223,7 +223,7 @@ def test_a_list_may_hold_what_begins_an_unescaped_text() -> None:
     assert message_of(read(name, output, [])).named == [(FUNCTION, arguments)]
 
 
-def test_each_convention_of_calls_is_a_templates() -> None:
+def test_each_convention_of_calls_has_a_template() -> None:
     """Otherwise nothing here would test it."""
     shown = {id(next((c for c in CONVENTIONS if c.is_shown_by(source(n))), None)) for n in NAMES}
     without = [each.opens or each.template for each in CONVENTIONS if id(each) not in shown]
@@ -283,7 +283,7 @@ def test_no_output_loses_or_gains_a_character(
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_the_work_grows_as_the_text_does(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parsing_takes_linear_work(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counts rescanned characters instead of seconds."""
     from worker.api.chat.parse.source import Source
 

@@ -128,7 +128,7 @@ def test_a_number_beyond_its_range_is_refused_by_name(dialect: Dialect) -> None:
         ({"frequency_penalty": -2.5, "presence_penalty": 3}, {}),
     ],
 )
-def test_a_number_beyond_its_range_is_what_llama_server_takes_it_for(
+def test_llama_server_s_numbers_beyond_their_range_are_clamped(
     given_numbers: dict[str, Any], meant: dict[str, Any]
 ) -> None:
     sampling = OPEN[4].sampling(**given_numbers)
@@ -137,7 +137,7 @@ def test_a_number_beyond_its_range_is_what_llama_server_takes_it_for(
 
 
 @open_ones
-def test_a_number_below_what_it_can_be_is_off_as_clients_mean_it(dialect: Dialect) -> None:
+def test_numbers_below_their_lowest_value_mean_off(dialect: Dialect) -> None:
     below = [known for known in NUMBERS if known.range[0] < known.low]
     given = dialect.sampling(**{known.name: known.range[0] for known in below})
     assert below and all(getattr(given, known.name) == known.default for known in below)
@@ -159,7 +159,7 @@ def test_the_order_is_names_or_letters(dialect: Dialect) -> None:
 
 
 @given(st.lists(st.sampled_from(sorted(LETTERS))))
-def test_letters_and_names_say_the_same(letters: list[str]) -> None:
+def test_letters_and_names_are_equivalent(letters: list[str]) -> None:
     names = tuple(LETTERS[letter] for letter in letters)
     assert order_of("".join(letters)) == order_of(names) == names
 
@@ -172,20 +172,20 @@ def test_an_order_is_bounded(dialect: Dialect) -> None:
         assert "samplers names 65 samplers" in message
 
 
-def test_a_letter_that_is_none_is_named() -> None:
+def test_an_unknown_letter_is_named() -> None:
     with pytest.raises(ValueError, match="'z', which is not a sampler's letter"):
         order_of("kpz")
 
 
 @open_ones
-def test_a_sampler_that_is_not_here_may_be_off_and_nothing_else(dialect: Dialect) -> None:
+def test_unsupported_samplers_may_only_be_off(dialect: Dialect) -> None:
     assert dialect.sampling(**OTHERS).samplers == ORDER
     found = dialect.faults(**{name: off + 0.5 for name, off in OTHERS.items()})
     for (name, off), message in zip(OTHERS.items(), found.values(), strict=True):
         assert name in message and f"off with {off}" in message
 
 
-def test_the_native_dialect_refuses_what_it_does_not_know() -> None:
+def test_the_native_dialect_refuses_unknown_fields() -> None:
     for name in ("tfs_z", "repeat_penalty", "sampler_priority"):
         assert "is not a field here" in NATIVE.faults(**{name: 1})[name]
 
@@ -237,7 +237,7 @@ def test_breakers_in_all_their_forms(dialect: Dialect, given_breakers: Any) -> N
     assert sampling.dry_sequence_breakers == ("\n", ":")
 
 
-def test_so_many_log_probabilities_are_no_answer() -> None:
+def test_too_many_log_probabilities_are_refused() -> None:
     server = OPEN[4]
     assert server.sampling(n_predict=8, n_probs=100_000).logprobs == 100_000
     assert server.sampling(n_predict=100_000, n_probs=20).logprobs == 20
@@ -407,7 +407,7 @@ IDS = st.one_of(
     dialect=st.sampled_from(OPEN),
     given_ids=st.one_of(st.lists(IDS, max_size=3), st.lists(IDS, max_size=3).map(repr), IDS),
 )
-def test_whatever_stands_for_banned_tokens_is_refused_by_name_or_can_be_sent(
+def test_any_value_for_banned_tokens_is_accepted_or_refused_by_name(
     dialect: Dialect, given_ids: Any
 ) -> None:
     pairs = [[each, 1] for each in given_ids] if isinstance(given_ids, list) else given_ids
@@ -422,7 +422,7 @@ def test_whatever_stands_for_banned_tokens_is_refused_by_name_or_can_be_sent(
 
 
 @open_ones
-def test_breakers_that_are_no_list_of_texts_are_refused_by_name(dialect: Dialect) -> None:
+def test_invalid_breakers_are_refused_by_name(dialect: Dialect) -> None:
     for wrong in ("[" * 100_000, '"\\ud800"', "[1]", '"a', '[["a"]]'):
         (fault,) = dialect.faults(dry_sequence_breakers=wrong)
         assert "dry_sequence_breakers" in fault

@@ -263,14 +263,14 @@ def join_lines(stream: bytes) -> Any:
 def join_ollama(stream: bytes) -> Any:
     lines = [json.loads(line) for line in stream.decode().splitlines()]
     assert [line["done"] for line in lines] == [False] * (len(lines) - 1) + [True]
-    return told_by_ollama(lines), lines[-1]["done_reason"], lines[-1]["eval_count"]
+    return parts_of_ollama(lines), lines[-1]["done_reason"], lines[-1]["eval_count"]
 
 
 def whole_ollama(answer: dict[str, Any]) -> Any:
-    return told_by_ollama([answer]), answer["done_reason"], answer["eval_count"]
+    return parts_of_ollama([answer]), answer["done_reason"], answer["eval_count"]
 
 
-def told_by_ollama(lines: list[dict[str, Any]]) -> Any:
+def parts_of_ollama(lines: list[dict[str, Any]]) -> Any:
     parts = [line.get("message", line) for line in lines]
     texts = [part.get("content", part.get("response")) for part in parts]
     calls = [call for part in parts for call in part.get("tool_calls", ())]
@@ -278,7 +278,7 @@ def told_by_ollama(lines: list[dict[str, Any]]) -> Any:
     return "".join(texts), "".join(part.get("thinking", "") for part in parts), calls, scores
 
 
-def same(answer: Any) -> Any:
+def unchanged(answer: Any) -> Any:
     return answer
 
 
@@ -307,7 +307,7 @@ CLIENTS = {
         MessagesBody, read_messages, MessageAnswer,
         {"messages": USER, "max_tokens": 9,
          "tools": [{"name": "get_time", "input_schema": SCHEMA}]},
-        join_message, same,
+        join_message, unchanged,
     ),
     "responses": Client(
         ResponsesBody, read_response, ResponseAnswer,
@@ -319,8 +319,8 @@ CLIENTS = {
         TEXT | CHOICES | {"n_probs": 1, "return_tokens": True},
         join_llama_server, whole_llama_server,
     ),
-    "native": Client(InferenceBody, read_inference, NativeAnswer, TEXT, join_native, same),
-    "native lines": Client(InferenceBody, read_inference, NativeLines, TEXT, join_lines, same),
+    "native": Client(InferenceBody, read_inference, NativeAnswer, TEXT, join_native, unchanged),
+    "native lines": Client(InferenceBody, read_inference, NativeLines, TEXT, join_lines, unchanged),
     "ollama's chat": Client(
         OllamaChatBody, read_ollama_chat, OllamaChatAnswer,
         {"model": "tiny", "logprobs": True, "top_logprobs": 1} | CHAT,
@@ -455,7 +455,7 @@ def sent_to(asked: Generate, events: list[StreamEvent]) -> list[StreamEvent]:
 @pytest.mark.parametrize("name", CLIENTS)
 @settings(max_examples=30, deadline=None)
 @given(frames=arrivals())
-def test_a_stream_put_together_is_the_whole_answer(name: str, frames: list[Frame]) -> None:
+def test_an_assembled_stream_is_the_whole_answer(name: str, frames: list[Frame]) -> None:
     client = CLIENTS[name]
     answer = answer_of(client)
     scores: list[tuple[Choice, Any, list[Text]]] = []
@@ -490,7 +490,7 @@ def check_that_the_last_event_alone_is_the_end(client: Client, stream: bytes) ->
 
 @pytest.mark.parametrize("reason", get_args(StopReason))
 @pytest.mark.parametrize("ends", ['a"', 'a", ', 'a"}}'])
-def test_a_call_that_was_cut_off_is_none_of_ollamas(reason: StopReason, ends: str) -> None:
+def test_ollama_omits_a_call_that_was_cut_off(reason: StopReason, ends: str) -> None:
     called = '<tool_call>\n{"name": "get_time", "arguments": {"city": "b"}}\n</tool_call>\n'
     texts = called, '<tool_call>\n{"name": "get_time", "arguments": {"city": "', ends
     events: list[StreamEvent] = [
@@ -507,7 +507,7 @@ def test_a_call_that_was_cut_off_is_none_of_ollamas(reason: StopReason, ends: st
 
 
 @pytest.mark.parametrize("reason", get_args(StopReason))
-def test_a_call_without_its_end_is_whole_where_its_model_ended_the_answer(
+def test_a_call_without_its_end_is_complete_if_the_model_ended_the_answer(
     reason: StopReason,
 ) -> None:
     """Its arguments used to be invalid JSON: the last brace was missing."""
@@ -521,7 +521,7 @@ def test_a_call_without_its_end_is_whole_where_its_model_ended_the_answer(
 
 
 @pytest.mark.parametrize("written", ['{"city": "a" "b"}', '{"city": "a"]', '{"city" "a"}'])
-def test_what_a_call_has_instead_of_json_arrives_where_it_is_told_as_an_object(
+def test_arguments_that_are_not_json_arrive_inside_an_object(
     written: str,
 ) -> None:
     """It used to be lost, from its mistake on or completely."""
@@ -591,7 +591,7 @@ def test_a_response_has_the_scores_of_its_text_s_own_tokens() -> None:
     assert found == ["", "One <tool two ", ""]
 
 
-def test_the_count_of_tokens_is_that_of_what_was_read() -> None:
+def test_tokens_are_counted_as_they_are_read() -> None:
     choice = answer_of(next(iter(CLIENTS.values()))).choices[0]
     tokens = [Token(0, "a", (1,)), Token(0, "b", (2, 3))]
     events: list[StreamEvent] = [Started(0, 0), *tokens]

@@ -24,7 +24,7 @@ def test_a_stream_with_stops_looks_each_token_up_once() -> None:
     assert len(looked_up) == len(set(looked_up))
 
 
-def test_a_stop_that_the_end_completes_takes_its_own_tokens_along() -> None:
+def test_the_tokens_of_a_stop_that_the_end_completes_come_with_the_end() -> None:
     """The answer ends within a character, while another stop holds back the text before."""
     sequence = make_sequence(1, b"hello", stop=("abc", "b\ufffd"), logprobs=0)
     sequence.n_most, sequence.started_at, sequence.first_token_at = 100, 0.0, 0.0

@@ -134,7 +134,7 @@ def test_a_prompt_finds_only_its_tenant_s_cells_and_those_that_may_be_reused() -
     n_state=st.integers(MIN_SHARED_TOKENS, 80),
     n_locks=st.integers(0, 1),
 )
-def test_a_prompt_goes_on_from_what_saves_the_most_time(
+def test_a_prompt_continues_from_the_source_that_saves_the_most_time(
     per_token: float,
     per_byte: float,
     copy_seconds: float,
@@ -145,7 +145,7 @@ def test_a_prompt_goes_on_from_what_saves_the_most_time(
     n_locks: int,
 ) -> None:
     """A copy between cells takes time, one from memory takes the time of its bytes; taking over a
-    slot is free, if at least half of its cells are used. Locked states can be used, too."""
+    slot is free, if at least half of its cells are used. Copying a locked state is not counted."""
     cache = cache_of(copy_seconds=copy_seconds)
     cache.pace.seconds_per_prompt_token, cache.copying.per_byte = per_token, per_byte
     run_in(cache, 0, some(n_running) + [900, 901])
@@ -169,7 +169,7 @@ def test_a_prompt_goes_on_from_what_saves_the_most_time(
     assert match.n_common == max(n_running, n_idle, n_state)
 
 
-def test_what_saves_no_time_is_not_brought_back() -> None:
+def test_a_state_that_saves_no_time_is_not_restored() -> None:
     for per_byte, brings in ((0.5, False), (0.49, True)):
         cache = cache_of()
         cache.pace.seconds_per_prompt_token, cache.copying.per_byte = 1.0, per_byte
@@ -177,7 +177,7 @@ def test_what_saves_no_time_is_not_brought_back() -> None:
         assert (cache.match(asking(some(60))).source is not None) == brings
 
 
-def test_a_state_is_brought_back_where_all_of_it_fits() -> None:
+def test_a_state_is_restored_only_if_all_of_it_fits() -> None:
     for n_state, n_asked, brings in ((250, 100, True), (251, 100, False), (300, 310, True)):
         cache = cache_of(n_cells=1000)  # a prompt of 310 would get longer parts
         cache.memory.states.append(state_of(some(n_state)))
@@ -192,9 +192,9 @@ def test_a_prompt_waits_for_the_longest_of_several() -> None:
 
 
 @given(st.integers(0, 60), st.integers(30, 60), st.integers(40, 70))
-def test_a_prompt_waits_for_a_longer_beginning(n_computed: int, n_kept: int, n_asked: int) -> None:
-    """A running sequence will have a longer prefix than there is now: waiting is worth eight
-    tokens."""
+def test_a_prompt_waits_for_a_longer_prefix(n_computed: int, n_kept: int, n_asked: int) -> None:
+    """A running sequence will have a longer prefix than there is now, which is worth waiting for
+    from eight more tokens on."""
     cache = cache_of()
     assume(n_computed < 60)
     owner = run_in(cache, 0, some(60), n_computed)
@@ -213,7 +213,7 @@ def test_a_prompt_waits_for_a_longer_beginning(n_computed: int, n_kept: int, n_a
 
 
 @given(st.lists(st.integers(1, 90), unique=True), st.integers(33, 90), st.sampled_from(KINDS[1:]))
-def test_memory_that_cannot_be_cut_goes_on_from_its_longest_snapshot(
+def test_memory_that_cannot_be_cut_continues_from_its_longest_snapshot(
     lengths: list[int], n_common: int, kind: dict[str, Any]
 ) -> None:
     cache = cache_of(**kind)
@@ -347,7 +347,7 @@ def test_idle_cells_are_moved_out_once_they_are_the_most(
     assert saved == expected * clears, "the newest first, while there is time"
 
 
-def test_what_cannot_be_saved_stays_in_its_cells() -> None:
+def test_cells_that_cannot_be_saved_stay() -> None:
     cache = cache_of(unified=True, memory_bytes=0)
     slot = put(cache, 0, some(50))
     cache.clear(Match())
@@ -469,7 +469,7 @@ def test_a_stream_that_moves_pushes_out_what_its_new_slot_keeps(
     assert cache.acquire(asking(some(5)), Match())
 
 
-def test_a_prompt_and_one_that_must_be_alone_are_not_moved() -> None:
+def test_prompts_and_deterministic_requests_are_not_moved() -> None:
     for n_prompt, deterministic in ((40, False), (30, True)):
         cache = cache_of(3)
         run_in(cache, 2, some(40, 100))
@@ -479,7 +479,7 @@ def test_a_prompt_and_one_that_must_be_alone_are_not_moved() -> None:
         assert not cache.close_hole(1.0)
 
 
-def test_a_slot_is_taken_over_as_long_as_half_of_it_is_of_use() -> None:
+def test_a_slot_is_taken_over_if_half_of_it_is_reused() -> None:
     """Its lost cells go to memory, if they are long enough to be reused."""
     cases = ((80, 40, True), (81, 40, False), (71, 40, True), (40, 40, True))
     for n_kept, n_ready, takes_over in cases:
@@ -502,7 +502,7 @@ def test_a_slot_is_taken_over_as_long_as_half_of_it_is_of_use() -> None:
     assert only.acquire(asking(some(41)), Match(slot, 40)), "there is no other"
 
 
-def test_what_a_move_has_touched_is_left_alone_until_a_batch_was_computed() -> None:
+def test_slots_of_a_move_are_left_alone_until_a_batch_was_computed() -> None:
     """A copy is made with the next batch, but a state is written at once."""
     cache = cache_of(3)
     source, state = put(cache, 0, some(100)), state_of(some(50, 500))
@@ -524,7 +524,7 @@ def test_what_a_move_has_touched_is_left_alone_until_a_batch_was_computed() -> N
     assert cache.acquire(late, Match(state, 50)) and late.slot == 0
 
 
-def test_a_slot_that_is_cut_with_a_snapshot_is_written() -> None:
+def test_a_slot_that_is_cut_to_a_snapshot_is_saved_first() -> None:
     cache = cache_of(2, recurrent=True)
     slot = put(cache, 0, some(100))
     snapshot = Snapshot(60, b"x")
@@ -535,7 +535,7 @@ def test_a_slot_that_is_cut_with_a_snapshot_is_written() -> None:
     assert not cache.acquire(asking(some(61)), Match(slot, 60, snapshot))
 
 
-def test_one_step_brings_back_no_more_states_than_streams_can_wait_for() -> None:
+def test_one_step_restores_no_more_states_than_streams_can_wait_for() -> None:
     cache = cache_of(4)
     cache.copying.per_byte = 0.0006  # 0.06 s each
     put(cache, 0, some(1000, 900))
@@ -548,7 +548,7 @@ def test_one_step_brings_back_no_more_states_than_streams_can_wait_for() -> None
     assert acquired == [True, False], "one is always brought back in a step"
 
 
-def test_a_slot_has_those_snapshots_that_are_of_its_cells() -> None:
+def test_a_slot_has_the_snapshots_of_its_cells() -> None:
     cache = cache_of(recurrent=True)
     slot = put(cache, 0, some(100))
     slot.snapshots = [Snapshot(length, b"x") for length in (20, 60, 61)]
@@ -558,7 +558,7 @@ def test_a_slot_has_those_snapshots_that_are_of_its_cells() -> None:
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_a_slot_that_is_given_back_keeps_what_was_computed_or_nothing(kept: bool) -> None:
+def test_a_released_slot_keeps_its_computed_cells_or_nothing(kept: bool) -> None:
     cache = cache_of()
     sequence = asking(some(50), "tenant")
     slot = begin(cache, sequence, n_computed=45)
@@ -575,7 +575,7 @@ def test_a_slot_that_is_given_back_keeps_what_was_computed_or_nothing(kept: bool
 
 
 @pytest.mark.parametrize("n_computed", [0, 1, 45])
-def test_what_a_preempted_sequence_has_goes_to_memory_and_stays(n_computed: int) -> None:
+def test_the_cells_of_a_preempted_sequence_go_to_memory_and_stay(n_computed: int) -> None:
     cache = cache_of(memory_bytes=200)
     sequence = asking(some(50))
     slot = begin(cache, sequence, n_computed=n_computed)
@@ -601,7 +601,7 @@ def test_what_a_preempted_sequence_has_goes_to_memory_and_stays(n_computed: int)
     assert sequence.saved is None and state.n_locks == 0
 
 
-def test_only_a_prefix_cache_keeps_the_state_of_one_that_went_on() -> None:
+def test_only_a_prefix_cache_keeps_the_state_of_a_continued_sequence() -> None:
     for prefix_cache in (True, False):
         cache = cache_of(prefix_cache=prefix_cache)
         sequence = asking(some(50))
@@ -613,7 +613,7 @@ def test_only_a_prefix_cache_keeps_the_state_of_one_that_went_on() -> None:
         assert cache.memory.locked_bytes == 0
 
 
-def test_a_sequence_tells_where_its_beginning_was_once_it_has_it() -> None:
+def test_a_sequence_reports_the_tier_of_its_prefix() -> None:
     cache = cache_of()
     state = state_of(some(50), is_from_disk=True)
     for tier in ("disk", "memory"):
@@ -626,7 +626,7 @@ def test_a_sequence_tells_where_its_beginning_was_once_it_has_it() -> None:
     assert cache.acquire(sequence, Match()) and sequence.tier == "device"
 
 
-def test_another_layout_begins_with_empty_cells_and_keeps_the_newest_in_memory() -> None:
+def test_another_layout_begins_empty_and_keeps_the_newest_cells_in_memory() -> None:
     cache = cache_of(4, memory_bytes=250)
     cache.copying.per_byte = 0.001
     for index, age in ((0, 1), (1, 3), (2, 2)):
@@ -642,9 +642,7 @@ def test_another_layout_begins_with_empty_cells_and_keeps_the_newest_in_memory()
 
 
 @pytest.mark.parametrize(("at_once", "n_ready"), [(True, 0), (False, 45)])
-def test_nothing_goes_on_from_the_midst_of_a_part_that_is_computed_at_once(
-    at_once: bool, n_ready: int
-) -> None:
+def test_no_prefix_ends_within_a_part_that_is_computed_at_once(at_once: bool, n_ready: int) -> None:
     cache = cache_of()
     keep(cache, some(45))
     shown = asking(some(60))
@@ -653,7 +651,7 @@ def test_nothing_goes_on_from_the_midst_of_a_part_that_is_computed_at_once(
     assert cache.match(shown).n_ready == n_ready
 
 
-def test_cells_that_are_lost_are_computed_from_the_first_token_on() -> None:
+def test_lost_cells_are_computed_from_the_first_token_on() -> None:
     cache = cache_of()
     sequence = asking(some(50))
     slot = begin(cache, sequence)
@@ -677,7 +675,7 @@ def test_cells_that_are_lost_are_computed_from_the_first_token_on() -> None:
     per_byte=st.sampled_from([1e-9, 0.0015, 0.05]),
     awaited=st.booleans(),
 )
-def test_what_is_saved(
+def test_which_states_are_saved(
     n_tokens: int, memory_bytes: int, n_locked: int, busy: bool, per_byte: float, awaited: bool
 ) -> None:
     """States that are long enough to be reused, fit beside locked ones, and do not take too
@@ -705,7 +703,7 @@ def test_what_is_saved(
         assert state in cache.memory.states
 
 
-def test_copies_of_one_step_take_their_time_together() -> None:
+def test_copies_of_one_step_share_its_time() -> None:
     cache = cache_of()
     cache.copying.per_byte = 0.0006  # 80 bytes: 0.048 s
     run_in(cache, 3, [1])
@@ -716,7 +714,7 @@ def test_copies_of_one_step_take_their_time_together() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_memory_has_is_not_copied_again(kind: dict[str, Any]) -> None:
+def test_states_in_memory_are_not_copied_again(kind: dict[str, Any]) -> None:
     cache = cache_of(**kind)
     longer = state_of(some(60), last_used=3)
     cache.memory.states.append(longer)
@@ -769,7 +767,7 @@ def test_beside_streams_every_nth_copy_is_made_once_nothing_comes_back() -> None
 
 
 @given(st.lists(st.sampled_from([0, 40]), min_size=4, max_size=4), st.booleans(), st.booleans())
-def test_what_goes_next(sizes: list[int], unified: bool, runs: bool) -> None:
+def test_which_slots_are_evicted_next(sizes: list[int], unified: bool, runs: bool) -> None:
     cache = cache_of(5, unified=unified)
     if runs:
         run_in(cache, 4, some(9))
@@ -869,7 +867,7 @@ def test_a_disk_is_expected_to_be_slower_than_memory() -> None:
     assert 0 < cache.copying.per_byte < cache.reading.per_byte
 
 
-def test_a_copy_tells_what_a_token_takes() -> None:
+def test_a_copy_measures_bytes_and_seconds() -> None:
     cache = cache_of()
     slot = put(cache, 0, some(50))
     state = cache.save(slot)
@@ -920,7 +918,7 @@ def test_the_longest_cut(lengths: list[int], n_common: int, n_more: int, anywher
         unique_by=lambda each: each[2],
     )
 )
-def test_the_least_recently_used_gives_way_until_the_rest_fits(
+def test_the_least_recently_used_are_evicted_until_the_rest_fits(
     things: list[tuple[str, int, int]],
 ) -> None:
     slots = [Slot(0), Slot(1)]
@@ -933,7 +931,7 @@ def test_the_least_recently_used_gives_way_until_the_rest_fits(
             memory.states.append(
                 State([last_used], Scope(), n_bytes, last_used=last_used, n_locks=locks)
             )
-    slots[1].snapshots = list(slots[0].snapshots)  # cells that slots share count once
+    slots[1].snapshots = list(slots[0].snapshots)  # snapshots that slots share count once
     memory.fit()
     assert slots[1].snapshots == slots[0].snapshots
     n_bytes, gone = sum(n for _, n, _ in things), set()
@@ -948,7 +946,7 @@ def test_the_least_recently_used_gives_way_until_the_rest_fits(
     assert memory.locked_bytes == sum(n for what, n, _ in things if what == "locked")
 
 
-def test_what_only_locks_keep_beyond_the_budget_gives_way_with_the_last_of_them() -> None:
+def test_a_state_beyond_the_budget_is_dropped_with_its_last_lock() -> None:
     """A state may be read for a request while another one is being written."""
     cache = cache_of(memory_bytes=100)
     first, second = (asking(some(60, 500 * number)) for number in range(2))

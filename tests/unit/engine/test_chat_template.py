@@ -52,7 +52,7 @@ def test_nothing_is_escaped_as_html() -> None:
     assert render("{{ 'a' | safe + '<' }}{{ '<' | e + '<' }}", USER) == "a<&lt;<"
 
 
-def test_what_is_not_defined_adds_nothing_to_a_text() -> None:
+def test_undefined_values_add_nothing_to_a_text() -> None:
     assert render("{{ 'a' + messages[0].nothing + 'b' }}{{ nothing + 'c' }}", USER) == "abc"
 
 
@@ -70,7 +70,7 @@ def test_a_template_that_reads_no_parts_gets_their_text() -> None:
     assert render(only, parts, {"role": "user", "content": "c"}) == "abc"
 
 
-def test_arguments_that_are_no_object_stay_as_they_are() -> None:
+def test_arguments_that_are_not_an_object_are_unchanged() -> None:
     source = TAKES_TOOLS + "{% for m in messages %}{% for c in m.tool_calls or [] %}"
     source += "{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}"
     for given in ("[1]", "{", '{"a": NaN}', "", "[" * 5000):
@@ -79,7 +79,7 @@ def test_arguments_that_are_no_object_stay_as_they_are() -> None:
         assert render(source, message) == json.dumps(given)
 
 
-def test_variables_that_nobody_sent_are_the_author_s_to_choose() -> None:
+def test_variables_that_were_not_sent_are_undefined() -> None:
     source = "{{ enable_thinking is defined }}"
     assert render(source, USER) == "False"
     assert render(source, USER, template_kwargs={"enable_thinking": False}) == "True"
@@ -89,7 +89,7 @@ def test_variables_that_nobody_sent_are_the_author_s_to_choose() -> None:
     ("content", "text"),
     [("It is ", "<assistant>It is "), ("", "<assistant>"), (None, "<assistant>")],
 )
-def test_the_last_message_goes_on_where_it_ends(content: str | None, text: str) -> None:
+def test_the_last_message_is_continued_where_it_ends(content: str | None, text: str) -> None:
     final = {"role": "assistant", "content": content}
     options: dict[str, Any] = {"continue_final_message": True, "add_generation_prompt": False}
     assert render(TURNS + "</s>", USER, final, **options) == f"<user>Hi & <bye>{text}"
@@ -97,7 +97,7 @@ def test_the_last_message_goes_on_where_it_ends(content: str | None, text: str) 
     assert render(trims + "</s>", USER, final, **options) == f"<user>Hi & <bye>{text.rstrip()}"
 
 
-def test_an_answer_goes_on_in_its_last_part() -> None:
+def test_an_answer_is_continued_in_its_last_part() -> None:
     final = {"role": "assistant", "content": [PART, PART]}
     assert render(TURNS + "</s>", final, continue_final_message=True) == "<assistant>b\nb"
 
@@ -117,7 +117,9 @@ def test_an_answer_goes_on_in_its_last_part() -> None:
         ("<|start|>it", ("<|start|>it<|channel|>", "<|end|>"), "<|start|>it<|channel|>"),
     ],
 )
-def test_reasoning_that_was_cut_off_goes_on(opens: str, marks: tuple[str, str], text: str) -> None:
+def test_reasoning_that_was_cut_off_is_continued(
+    opens: str, marks: tuple[str, str], text: str
+) -> None:
     final = {"role": "assistant", "content": "", "reasoning_content": "It </think> is "}
     source = f"{TURNS}{{% if add_generation_prompt %}}{opens}{{% endif %}}"
     options: dict[str, Any] = {"continue_final_message": True, "add_generation_prompt": False}
@@ -125,12 +127,12 @@ def test_reasoning_that_was_cut_off_goes_on(opens: str, marks: tuple[str, str], 
     assert rendered == f"<user>Hi & <bye>{text}It </think> is "
 
 
-def test_a_message_that_the_template_leaves_out_cannot_go_on() -> None:
+def test_a_message_that_the_template_leaves_out_cannot_be_continued() -> None:
     with pytest.raises(InvalidRequest, match="leaves out the last message"):
         render("{{ messages[0].content }}", USER, USER, continue_final_message=True)
 
 
-def test_a_refusal_of_the_template_s_own_is_told() -> None:
+def test_a_refusal_of_the_template_s_own_is_reported() -> None:
     with pytest.raises(InvalidRequest, match="roles must alternate"):
         render("{{ raise_exception('roles must alternate') }}", USER)
 
@@ -168,7 +170,7 @@ def test_known_injections_are_refused_at_load(payload: str) -> None:
         "{{ [0] * 10000000 }}",
     ],
 )
-def test_what_is_hidden_from_the_check_does_nothing_in_the_sandbox(source: str) -> None:
+def test_injections_that_pass_the_check_do_nothing_in_the_sandbox(source: str) -> None:
     try:
         text = render(source, {"role": "user", "content": "__class__"})
     except (InvalidRequest, ModelError):
@@ -176,6 +178,6 @@ def test_what_is_hidden_from_the_check_does_nothing_in_the_sandbox(source: str) 
     assert "class" not in text and len(text) < 1000
 
 
-def test_a_template_that_is_no_template_is_refused() -> None:
+def test_a_template_with_a_syntax_error_is_refused() -> None:
     with pytest.raises(ModelError, match="not valid"):
         ChatTemplate("{% for %}", SPECIAL)

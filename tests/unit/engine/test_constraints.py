@@ -49,9 +49,7 @@ def constraint(text: str) -> Constraint:
     ],
     ids=str,
 )
-def test_a_constraint_holds_whatever_the_sampler_is_told(
-    engine: RealEngine, sampling: dict[str, Any]
-) -> None:
+def test_a_constraint_holds_with_any_sampling(engine: RealEngine, sampling: dict[str, Any]) -> None:
     for seed in range(3):
         request_id = engine.submit(
             CAPITAL, constraint=constraint(YES_NO), **({"seed": seed} | sampling)
@@ -92,7 +90,7 @@ def test_a_stop_token_that_alone_is_allowed_ends_the_answer_before_min_tokens(
     assert engine.end(request_id).stop_reason == "EOS"
 
 
-def test_a_bias_against_what_is_needed_gives_way(engine: RealEngine) -> None:
+def test_a_constraint_wins_over_a_bias(engine: RealEngine) -> None:
     needed = {token for text in ("yes!", "no!", "y", "n") for token in engine.tokens_of(text)}
     bias = tuple((token, -100.0) for token in needed)
     text = engine.generate(CAPITAL, constraint=constraint(YES_NO), logit_bias=bias)
@@ -114,13 +112,15 @@ def test_a_schema_and_a_pattern_are_followed(engine: RealEngine, seed: int) -> N
 
 
 @pytest.mark.parametrize("text", ["start: (", "start: missing", "start: start", 'other: "a"'])
-def test_what_cannot_be_followed_is_refused_by_its_field(engine: RealEngine, text: str) -> None:
+def test_a_grammar_that_does_not_compile_is_refused_by_its_field(
+    engine: RealEngine, text: str
+) -> None:
     with pytest.raises(InvalidRequest, match="grammar cannot be enforced") as caught:
         engine.submit(CAPITAL, constraint=Constraint(text, "grammar"))
     assert caught.value.details["field"] == "grammar"
 
 
-def test_a_constraint_goes_on_from_the_tokens_so_far(engine: RealEngine) -> None:
+def test_a_constraint_resumes_from_tokens(engine: RealEngine) -> None:
     vocabulary = GrammarVocabulary(engine.model)
     asked = constraint('root ::= [a-z]+ (" " [a-z]+){3} "."')
     tokens = engine.tokens_of("one two three four.")
@@ -134,7 +134,7 @@ def test_a_constraint_goes_on_from_the_tokens_so_far(engine: RealEngine) -> None
     assert set(np.flatnonzero(first.allowed(n_vocab)).tolist()) == engine.model.eog
 
 
-def test_an_open_reasoning_block_comes_first(engine: RealEngine) -> None:
+def test_a_constraint_begins_after_open_reasoning(engine: RealEngine) -> None:
     vocabulary = GrammarVocabulary(engine.model)
     asked = Constraint('start: "yes"', "grammar", follows_reasoning=True)
     end = next(iter(engine.model.eog))
@@ -173,7 +173,7 @@ def test_constraints_work_with_every_kind_of_vocabulary(name: str) -> None:
     assert again.take(min(model.eog))
 
 
-def test_a_vocabulary_without_the_tokens_for_it_is_told() -> None:
+def test_a_vocabulary_without_the_needed_tokens_is_refused() -> None:
     vocabulary, _ = published("bert-bge")
     with pytest.raises(InvalidRequest, match="this model's vocabulary"):
         vocabulary.follow(constraint(YES_NO))

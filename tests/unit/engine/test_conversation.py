@@ -153,7 +153,7 @@ def template(name: str) -> ChatTemplate:
     return ChatTemplate((TEMPLATES / f"{name}.jinja").read_text(), SPECIAL)
 
 
-def test_what_is_said_arrives(name: str, template: ChatTemplate) -> None:
+def test_all_messages_arrive_in_order(name: str, template: ChatTemplate) -> None:
     faults = {}
     for chat, messages in CHATS.items():
         makes_calls = any("tool_calls" in message for message in messages)
@@ -216,7 +216,7 @@ def loops() -> Iterator[list[dict[str, Any]]]:
                 yield chat
 
 
-def test_what_a_tool_loop_says_arrives_once_and_in_order(name: str, template: ChatTemplate) -> None:
+def test_texts_of_a_tool_loop_arrive_once_and_in_order(name: str, template: ChatTemplate) -> None:
     for chat in loops():
         is_prefill = chat[-1]["role"] == "assistant"
         prompt = ChatPrompt(
@@ -236,7 +236,7 @@ def test_what_a_tool_loop_says_arrives_once_and_in_order(name: str, template: Ch
         assert arrived == words or name in OWN_ORDER, (chat, text)
 
 
-def test_arguments_that_are_no_json_arrive_or_are_named(name: str, template: ChatTemplate) -> None:
+def test_arguments_that_are_not_json_arrive_or_are_named(name: str, template: ChatTemplate) -> None:
     for written in (f'{{"where": "{A}', f'["{A}"]', f'"{A}"', A):
         broken = call(2)
         broken["function"]["arguments"] = written
@@ -250,7 +250,7 @@ def test_arguments_that_are_no_json_arrive_or_are_named(name: str, template: Cha
             assert A in text or EXCEPT.get(name) is NO_CALLS
 
 
-def test_a_function_may_leave_out_all_but_its_name(template: ChatTemplate) -> None:
+def test_a_function_needs_only_a_name(template: ChatTemplate) -> None:
     leaving_out: tuple[dict[str, Any], ...] = (
         {},
         {"description": "What it does"},
@@ -264,7 +264,7 @@ def test_a_function_may_leave_out_all_but_its_name(template: ChatTemplate) -> No
         assert A in text and str(more.get("description", "")) in text
 
 
-def test_what_a_function_leaves_out_is_added_in_one_order() -> None:
+def test_missing_fields_of_a_function_are_added_in_one_order() -> None:
     """A set's order differs in each process, so that prompts would have different prefixes."""
     tool = {"type": "function", "function": {"name": A}}
     [whole] = forms.complete({"messages": [], "tools": [tool]})["tools"]
@@ -304,7 +304,7 @@ def test_a_result_keeps_the_id_of_its_call(ids: tuple[str | None, ...]) -> None:
     assert [(where, answered[id]) for id, where in called] == [(A, C), (B, D)]
 
 
-def test_a_call_without_a_result_is_told_too() -> None:
+def test_a_call_without_a_result_arrives_too() -> None:
     source = TEMPLATES / "meta-llama-Llama-3.1-8B-Instruct.jinja"
     template = ChatTemplate(source.read_text(), SPECIAL)
     messages = [HI, calling(call(1, A), call(2, B)), result(2, C), user(D)]
@@ -329,7 +329,9 @@ def test_results_come_in_the_order_of_their_calls(
 
 
 @pytest.mark.parametrize("ids", [("", ""), (LONG, LONG), (None, None), (LONG, LONGER)])
-def test_each_call_of_a_turn_of_its_own_has_its_result(ids: tuple[str | None, str | None]) -> None:
+def test_calls_that_are_split_into_turns_keep_their_results(
+    ids: tuple[str | None, str | None],
+) -> None:
     results = [named(result(1, A), ids[0]), named(result(2, B), ids[1])]
     chat = {"messages": [HI, named(calling(call(1), call(2)), *ids), *results]}
     messages = forms.one_call_a_turn(chat)["messages"]
@@ -360,7 +362,7 @@ def test_each_result_has_the_id_and_the_name_of_its_call(
     assert first["name"] == second["name"] == "look"
 
 
-def test_the_work_on_a_chat_grows_as_the_chat_does() -> None:
+def test_large_chats_are_read_quickly() -> None:
     many = [{**call(1), "id": f"call_{n:030}"} for n in range(256)]
     strays = [named(result(1, "r"), f"other_{n:030}") for n in range(3800)]
     words = "x" * 960
@@ -377,7 +379,7 @@ def test_the_work_on_a_chat_grows_as_the_chat_does() -> None:
         assert clock.within(time.thread_time() - began, 0.4), name
 
 
-def test_a_long_chat_has_more_time_but_not_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_chat_has_more_time_within_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[float] = []
     template = ChatTemplate("{{ messages }}", SPECIAL)
 
@@ -397,7 +399,7 @@ def test_a_long_chat_has_more_time_but_not_without_end(monkeypatch: pytest.Monke
         max_size=4,
     )
 )
-def test_every_call_has_an_id_of_its_own_whatever_clients_call_theirs(
+def test_every_call_has_a_unique_id_whatever_clients_send(
     turns: list[list[str | None]],
 ) -> None:
     messages: list[dict[str, Any]] = []

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.unit.engine.test_cache import asking, limits_of
 from tests.unit.engine.test_loop import Engine
-from tests.unit.engine.test_scheduler import goes_on
+from tests.unit.engine.test_scheduler import run_steps
 from worker.engine.cache.moves import Divide
 from worker.engine.scheduler import Scheduler
 
@@ -28,7 +28,7 @@ def divided_engine(*, has_still_tokens: bool = False) -> Engine:
 
 
 def n_slots(engine: Engine) -> list[int]:
-    """Return the numbers of slots of the engine's layouts, beginning with the first."""
+    """Return the numbers of slots of the engine's layouts, in order; 0 is one pool."""
     return [0 if each.unified else each.n_slots for each in engine.runner.layouts]
 
 
@@ -44,7 +44,7 @@ LAYOUTS = [limits_of(n, n_cells=200, unified=n == 3, memory_bytes=9000) for n in
         max_size=60,
     )
 )
-def test_the_cells_are_laid_out_for_those_who_are_there(events: list[tuple[str, int]]) -> None:
+def test_the_cells_are_laid_out_for_the_present_requests(events: list[tuple[str, int]]) -> None:
     """In longer parts if a sequence needs them, in shorter ones if more can then run at once:
     always the best parts that fit all running and starting ones. A change loses no request, and the
     oldest continues first."""
@@ -67,7 +67,7 @@ def test_the_cells_are_laid_out_for_those_who_are_there(events: list[tuple[str, 
             expected = next(each for each in LAYOUTS if longest <= each.longest)
         if not scheduler.cache.is_settled:
             expected = before
-        divided = [each for each in goes_on(scheduler).moves if isinstance(each, Divide)]
+        divided = [each for each in run_steps(scheduler).moves if isinstance(each, Divide)]
         assert scheduler.limits is expected
         layout = Divide(expected.n_cells, expected.n_slots, expected.unified)
         assert divided == ([layout] if expected is not before else [])
@@ -98,7 +98,7 @@ def test_the_layout_changes(prompts: list[bytes], max_tokens: int, layouts: list
 
 @pytest.mark.parametrize("has_still_tokens", [False, True])
 @pytest.mark.parametrize(("n_streams", "n_turns"), [(2, 6), (4, 12)])
-def test_a_long_prompt_gets_a_longer_part_and_streams_go_on_from_their_cells(
+def test_a_long_prompt_gets_a_longer_part_and_streams_keep_their_cells(
     n_streams: int, n_turns: int, has_still_tokens: bool
 ) -> None:
     """Including streams that lose their slot in the longer parts."""

@@ -11,7 +11,7 @@ from unittest.mock import patch
 import pytest
 
 from tests.support.real_engine import CONTEXT, RealEngine
-from tests.unit.engine.test_speculation import guessed
+from tests.unit.engine.test_speculation import guess_always
 from worker.api.chat.constrain.constrain import constrain
 from worker.api.chat.request import Choices, ForcedCalls, JsonSchema, Tool
 from worker.engine.speculation.lookup import Lookup
@@ -63,7 +63,7 @@ def submitted(engine: RealEngine, seed: int, temperature: float, **options: Any)
 
 
 def drawn(engine: RealEngine, seed: int, temperature: float, **options: Any) -> int:
-    """Return the answer to the same request with every token sampled."""
+    """Submit the same request with every token sampled; returns its id."""
 
     def free(self: Sampler, *args: Any) -> None:
         made(self, *args)
@@ -124,7 +124,7 @@ def compared(engine: RealEngine, seeds: range, temperature: float) -> Compared:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("count", COUNTS)
-def test_the_text_is_what_it_is_without_forced_tokens(
+def test_forced_tokens_do_not_change_the_text(
     engine: RealEngine, temperature: float, count: int
 ) -> None:
     found = compared(engine, range(count), temperature)
@@ -136,11 +136,11 @@ def test_the_text_is_what_it_is_without_forced_tokens(
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("count", COUNTS)
-def test_the_text_is_what_it_is_without_guesses_in_its_form(
+def test_guesses_under_a_constraint_do_not_change_the_text(
     engine: RealEngine, temperature: float, count: int
 ) -> None:
     guessing = RealEngine(slots=1, drafter=Lookup())
-    speculation, n_rounded, n_before = guessed(guessing), 0, engine.loop._steps
+    speculation, n_rounded, n_before = guess_always(guessing), 0, engine.loop._steps
     for seed in range(count):
         both = [(each, submitted(each, seed, temperature)) for each in (engine, guessing)]
         for each, _ in both:
@@ -154,7 +154,7 @@ def test_the_text_is_what_it_is_without_guesses_in_its_form(
 
 
 @pytest.mark.parametrize(("seed", "temperature"), [(0, 0.0), (0, 1.0), (1, 1.0), (2, 1.0)])
-def test_another_engine_goes_on_at_every_token(
+def test_another_engine_continues_at_every_token(
     engine: RealEngine, seed: int, temperature: float
 ) -> None:
     whole = submitted(engine, seed, temperature)
@@ -167,7 +167,7 @@ def test_another_engine_goes_on_at_every_token(
 
 
 @pytest.mark.parametrize("unified", [False, True])
-def test_streams_beside_each_other_say_what_they_say_alone(
+def test_concurrent_constrained_streams_have_the_same_text_as_alone(
     engine: RealEngine, unified: bool
 ) -> None:
     alone = []
@@ -183,7 +183,7 @@ def test_streams_beside_each_other_say_what_they_say_alone(
     assert [several.ids(each) for each in together] == [engine.ids(each) for each in alone]
 
 
-def test_given_tokens_and_prompts_share_a_batch(engine: RealEngine) -> None:
+def test_forced_tokens_and_prompts_share_a_batch(engine: RealEngine) -> None:
     """Several streams may get several forced tokens at once, which together with a prompt would
     exceed the rows of a batch."""
     small = RealEngine(slots=3, kv_unified=True, batch=8, prefill_budget=8)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support import clock
 from tests.support.real_engine import RealEngine
-from tests.unit.engine.test_spans import Hears
+from tests.unit.engine.test_spans import FakeMedia
 from worker.engine.intake import LONG_WORK, Intake
 from worker.engine.text.chat_template import ChatTemplate
 from worker.engine.text.prompt import PromptBuilder
@@ -33,7 +33,7 @@ class Front:
     def __init__(self) -> None:
         self.engine = RealEngine()
         self.sent: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        template, media = ChatTemplate(TEMPLATE, {}), Hears([(1, 2)]).reader
+        template, media = ChatTemplate(TEMPLATE, {}), FakeMedia([(1, 2)]).reader
         self.intake = Intake(
             self.engine.loop,
             PromptBuilder(self.engine.model, template, 10**6, media=media),
@@ -85,7 +85,7 @@ def chat(content: Any) -> ChatPrompt:
     return ChatPrompt(({"role": "user", "content": content},))
 
 
-def test_a_prompt_that_cannot_be_taken_is_refused_alone(front: Front) -> None:
+def test_an_invalid_prompt_fails_its_request_alone(front: Front) -> None:
     front.submit(1, chat("\ud800"))
     refused = front.next()
     assert isinstance(refused, Failed) and isinstance(refused.error, InvalidRequest), refused
@@ -93,7 +93,7 @@ def test_a_prompt_that_cannot_be_taken_is_refused_alone(front: Front) -> None:
     assert isinstance(front.next(), Accepted)
 
 
-def test_a_fault_of_our_own_ends_the_request_and_not_the_engine(
+def test_an_internal_error_fails_the_request_and_not_the_engine(
     front: Front, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
@@ -105,7 +105,7 @@ def test_a_fault_of_our_own_ends_the_request_and_not_the_engine(
     assert isinstance(front.next(), Accepted)
 
 
-def test_nobody_waits_for_another_s_long_text_and_a_cancel_overtakes_it(front: Front) -> None:
+def test_long_texts_delay_nobody_and_a_cancel_overtakes_them(front: Front) -> None:
     front.intake.handle(Submit(5, Tokenize("<|im_end|> and so on\n" * 40_000)))
     front.intake.handle(Submit(6, Tokenize("hello " * 20_000)))
     began = time.monotonic()
@@ -125,7 +125,7 @@ def test_nobody_waits_for_another_s_long_text_and_a_cancel_overtakes_it(front: F
 
 
 @pytest.mark.parametrize("counts", [False, True])
-def test_a_prompt_of_many_media_tells_that_it_moves(front: Front, counts: bool) -> None:
+def test_a_prompt_of_many_media_reports_progress(front: Front, counts: bool) -> None:
     """Decoding all of them may take longer than the stall timeout."""
     sounds = tuple(Medium("audio", bytes([n]) * 9, f"messages[0].content[{n}]") for n in range(3))
     prompt = ChatPrompt(({"role": "user", "content": [{"type": "audio"}] * 3},), media=sounds)
@@ -138,7 +138,7 @@ def test_a_prompt_of_many_media_tells_that_it_moves(front: Front, counts: bool) 
     assert len(moves) >= 3 and {type(each) for each in moves} == {Preparing}
 
 
-def test_an_answer_that_no_frame_holds_ends_its_request(
+def test_an_answer_that_is_too_large_for_a_frame_fails_its_request(
     front: Front, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     send = front.intake._send

@@ -73,7 +73,7 @@ def files(folder: Path) -> list[Path]:
 # --- one file --------------------------------------------------------------------------------
 
 
-def test_a_file_is_read_as_it_was_written_and_is_its_users_alone(tmp_path: Path) -> None:
+def test_a_file_is_read_as_written_and_is_private(tmp_path: Path) -> None:
     entry = write(tmp_path / "one.kv", STATE, "salt", KEY)
     assert entry.path.stat().st_mode & 0o777 == 0o600
     assert entry.size_bytes == entry.path.stat().st_size
@@ -129,7 +129,7 @@ def test_a_file_that_is_cut_off_is_damaged(tmp_path: Path, length: int) -> None:
         read_entry(path)
 
 
-def test_what_others_may_have_made_is_not_read(tmp_path: Path) -> None:
+def test_files_that_others_may_have_made_are_not_read(tmp_path: Path) -> None:
     entry = write(tmp_path / "one.kv", STATE, "", KEY)
     with pytest.raises(Damaged, match="another"):
         read(entry, NOBODYS, b"x" * 32)
@@ -163,7 +163,7 @@ def test_the_longest_prefix_of_the_same_tenant_is_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "left"), [(CUT_ANYWHERE, [60]), (MemoryKind(recurrent=True), [40, 60])]
 )
-def test_a_longer_prefix_takes_the_place_of_those_it_can_be_cut_to(
+def test_a_longer_prefix_replaces_those_to_which_it_can_be_cut(
     tmp_path: Path, kind: MemoryKind, left: list[int]
 ) -> None:
     store = opened(tmp_path, kind=kind)
@@ -173,7 +173,7 @@ def test_a_longer_prefix_takes_the_place_of_those_it_can_be_cut_to(
     assert sorted(len(read_entry(path).tokens) for path in files(tmp_path)) == left
 
 
-def test_a_prefix_is_of_its_adapters_wherever_another_worker_has_them(tmp_path: Path) -> None:
+def test_the_adapters_of_a_prefix_are_found_at_any_index(tmp_path: Path) -> None:
     store = opened(tmp_path, adapters=("hash of a", "hash of b"))
     stored(store, replace(STATE, scope=Scope(None, ((1, 0.5),))))
     other = opened(tmp_path, adapters=("hash of b",))
@@ -183,7 +183,7 @@ def test_a_prefix_is_of_its_adapters_wherever_another_worker_has_them(tmp_path: 
     assert not store.has(STATE.tokens, Scope(None, ((0, 0.5),)))
 
 
-def test_the_longest_unused_gives_way(tmp_path: Path) -> None:
+def test_the_least_recently_used_file_is_evicted(tmp_path: Path) -> None:
     store = opened(tmp_path, limit_bytes=3500)
     for first in range(3):
         tokens = range(first, first + 10)
@@ -199,7 +199,7 @@ def test_the_longest_unused_gives_way(tmp_path: Path) -> None:
     assert len(files(tmp_path)) == 3, "no other gave way"
 
 
-def test_a_clock_that_was_wrong_fills_no_store_for_good(tmp_path: Path) -> None:
+def test_files_with_a_future_time_do_not_fill_the_store(tmp_path: Path) -> None:
     """Files with a future time would be evicted last until that time."""
     others = opened(tmp_path, limit_bytes=3500, binding="c" * 64)
     for first in range(3):
@@ -264,7 +264,7 @@ def test_another_models_files_are_neither_used_nor_removed(tmp_path: Path) -> No
     assert got is None and files(tmp_path) == []
 
 
-def test_a_damaged_file_is_told_of_and_removed(
+def test_a_damaged_file_is_logged_and_removed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stored(opened(tmp_path), STATE)
@@ -276,7 +276,7 @@ def test_a_damaged_file_is_told_of_and_removed(
     assert files(tmp_path) == []
 
 
-def test_a_file_that_gave_way_to_another_workers_is_nothing_to_warn_of(
+def test_a_file_that_another_worker_evicted_causes_no_warning(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stored(store := opened(tmp_path), STATE)
@@ -295,7 +295,7 @@ def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path, mode: int)
         opened(folder)
 
 
-def test_a_folder_that_cannot_have_a_secret_is_left_as_it_was(
+def test_a_folder_that_cannot_have_a_secret_is_left_unchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a full disk, or a file system without links, because a failing start may be repeated."""
@@ -311,7 +311,7 @@ def test_a_folder_that_cannot_have_a_secret_is_left_as_it_was(
     assert os.listdir(tmp_path) == []
 
 
-def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_a_store_that_is_not_a_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     for name in ("file", "file/store"):
         with pytest.raises(ConfigError, match="--kv-store .* cannot be used: .*/file is not a"):

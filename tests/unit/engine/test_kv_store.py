@@ -22,7 +22,7 @@ from worker.wire.messages import Failed
 
 
 @pytest.mark.parametrize(("kind", "kv_unified"), CASES)
-def test_a_conversation_goes_on_in_the_next_engine(
+def test_a_conversation_continues_in_the_next_engine(
     tmp_path: Path, kind: Kind, kv_unified: bool
 ) -> None:
     some, alone = partial(random_tokens, random.Random(3)), Alone(kind)
@@ -87,7 +87,7 @@ def test_more_conversations_than_slots_are_found_again(
         assert engine.cached_tokens(10 + number) >= len(prompt) - 16
 
 
-def test_a_copy_that_streams_would_wait_for_is_made_when_none_runs(tmp_path: Path) -> None:
+def test_a_slow_copy_is_made_when_no_stream_runs(tmp_path: Path) -> None:
     engine = Engine(folder=tmp_path)
     engine.submit(1, b"a" * 40, max_tokens=4)
     engine.submit(2, b"stream", max_tokens=40)
@@ -99,7 +99,7 @@ def test_a_copy_that_streams_would_wait_for_is_made_when_none_runs(tmp_path: Pat
     assert len(files(tmp_path)) == 2, "the stream's own, too"
 
 
-def test_a_file_is_read_where_all_of_it_fits(
+def test_a_file_is_read_only_if_all_of_it_fits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = Engine(folder=tmp_path, n_slots=1)
@@ -127,7 +127,7 @@ def after_another(
     return engine, begun
 
 
-def test_a_read_that_nobody_waits_for_any_more_is_ended(
+def test_a_read_for_which_no_request_waits_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If its request was cancelled or served by another read, the next read begins, and the result
@@ -179,7 +179,7 @@ def test_nobody_waits_for_a_disk_that_hangs(
     assert engine.cached_tokens(5) >= 40
 
 
-def test_nobody_waits_for_room_that_a_write_which_hangs_takes(
+def test_nobody_waits_for_the_memory_of_a_write_that_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, begun = after_another(tmp_path, 2, monkeypatch)
@@ -208,7 +208,7 @@ def test_nobody_waits_for_room_that_a_write_which_hangs_takes(
     assert engine.have_finished(1, 2, 4) and engine.cached_tokens(4) >= 40
 
 
-def test_who_waits_for_the_disk_ends_in_time(
+def test_a_request_that_waits_for_the_disk_ends_at_its_deadline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And the idle engine reports that it is alive."""

@@ -9,7 +9,7 @@ from worker.engine.limits import prefill_budget
 from worker.wire.engine_settings import EngineSettings
 
 
-def test_what_was_not_measured_gets_a_micro_batch() -> None:
+def test_a_device_that_was_not_measured_gets_a_micro_batch() -> None:
     assert prefill_budget(EngineSettings(), 0.0) == 512
     assert prefill_budget(EngineSettings(prefill_budget=100), 1e-6) == 100
 
@@ -17,7 +17,7 @@ def test_what_was_not_measured_gets_a_micro_batch() -> None:
 @given(
     seconds=st.floats(1e-7, 1.0), batch=st.integers(1, 1 << 14), micro_batch=st.integers(1, 1 << 14)
 )
-def test_a_fast_device_gets_as_many_micro_batches_as_it_soon_computes(
+def test_a_fast_device_gets_the_micro_batches_of_a_quarter_second(
     seconds: float, batch: int, micro_batch: int
 ) -> None:
     settings = EngineSettings("cuda", batch=batch, micro_batch=micro_batch)

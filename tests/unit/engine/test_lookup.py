@@ -32,7 +32,7 @@ def answered(lookup: Lookup, sequence: Sequence) -> None:
     lookup.forget(sequence)
 
 
-def going_on(texts: list[list[int]], said: list[int], most: int) -> list[Guess]:
+def continuation(texts: list[list[int]], said: list[int], most: int) -> list[Guess]:
     """Yield what followed the last occurrence of the last three tokens; while the guesses continue
     a text, the position moves along in it."""
     said, guesses = said[-16:], list[Guess]()
@@ -58,22 +58,22 @@ def going_on(texts: list[list[int]], said: list[int], most: int) -> list[Guess]:
 @given(st.lists(WORDS, max_size=3), WORDS, WORDS, st.integers(1, 31))
 @example([[0, 1, 2, 0]], [], [0, 1, 2], 5)
 @example([list(range(20))], [], list(range(17)), 2)
-def test_a_text_goes_on_as_it_did_behind_the_last_equal_tokens(
+def test_guesses_continue_after_the_last_equal_tokens(
     earlier: list[list[int]], prompt: list[int], answer: list[int], most: int
 ) -> None:
     lookup, kept = Lookup(), list[int]()
     for request_id, words in enumerate(earlier):
-        answered(lookup, said(request_id, [], words))
+        answered(lookup, sequence_of(request_id, [], words))
         kept += [*words, END]
-    sequence = said(99, prompt, answer)
+    sequence = sequence_of(99, prompt, answer)
     lookup.follow(sequence)
-    expected = going_on([sequence.tokens, kept], sequence.tokens, most)
+    expected = continuation([sequence.tokens, kept], sequence.tokens, most)
     assert list(lookup.guess(sequence, most)) == expected
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 2)), min_size=1, max_size=12))
-def test_what_is_known_does_not_depend_on_how_often_it_was_looked_at(
+def test_guesses_do_not_depend_on_how_often_a_text_was_read(
     pieces: list[tuple[int, int]],
 ) -> None:
     sequence, lookup = make_sequence(1, b"?"), Lookup()
@@ -113,7 +113,7 @@ class Sampler:
         return Free(*self._args)
 
 
-def said(request_id: int, prompt: list[int], answer: list[int]) -> Sequence:
+def sequence_of(request_id: int, prompt: list[int], answer: list[int]) -> Sequence:
     sequence = make_sequence(request_id, bytes(prompt))
     sequence.tokens += answer
     return sequence
@@ -122,15 +122,15 @@ def said(request_id: int, prompt: list[int], answer: list[int]) -> Sequence:
 Form = list[tuple[int, bool]]
 
 
-def in_form(
+def constrained(
     request_id: int, prompt: list[int], allowed: set[int], forced: dict[int, list[int]]
 ) -> Sequence:
-    sequence = said(request_id, prompt, [])
+    sequence = sequence_of(request_id, prompt, [])
     cast(Any, sequence).sampler = Sampler(allowed, forced)
     return sequence
 
 
-def say(sequence: Sequence, tokens: Form) -> None:
+def extend(sequence: Sequence, tokens: Form) -> None:
     sequence.tokens += [token for token, _ in tokens]
     sequence.sampler.forced += bytes(is_forced for _, is_forced in tokens)
 
@@ -147,11 +147,11 @@ def habits(tokens: Form, before: dict[object, list[int]]) -> dict[object, list[i
     return found
 
 
-def in_a_row(then: list[int]) -> int:
+def n_repeated(then: list[int]) -> int:
     return next((n for n, token in enumerate(reversed(then)) if token != then[-1]), len(then))
 
 
-def by_form(
+def constrained_guesses(
     prompt: list[int],
     tokens: Form,
     found: dict[object, list[int]],
@@ -167,8 +167,8 @@ def by_form(
         last = None if tokens[-1][1] else words[-1]
     text_at: list[int] = []  # the text's continuation, while the guesses follow it
     while True:
-        text_at = text_at or [guess.token for guess in going_on(texts, words, 64)]
-        n_times = in_a_row(found[last]) if last in found else 0
+        text_at = text_at or [guess.token for guess in continuation(texts, words, 64)]
+        n_times = n_repeated(found[last]) if last in found else 0
         by_habit = [(found[last][-1], n_times)] if n_times else []
         by_text = [(text_at[0], 0)] if text_at else []
         wanted = by_habit + by_text if n_times > 1 else by_text + by_habit
@@ -198,7 +198,7 @@ def by_form(
 @example([[(1, False), (2, False)] * 6], [], [(1, False)], {1, 2}, {}, 0)
 @example([[(1, False), (2, False)] * 4], [], [(1, False)], {1, 2}, {}, 0)
 @example([], [7], [(1, False), (2, True)] * 3, {1, 2}, {1: [2]}, 3)
-def test_a_form_goes_on_by_habit_and_by_what_it_forces(
+def test_constrained_guesses_follow_habits_and_forced_tokens(
     earlier: list[Form],
     prompt: list[int],
     tokens: Form,
@@ -214,20 +214,22 @@ def test_a_form_goes_on_by_habit_and_by_what_it_forces(
         return list(lookup.guess(sequence, 20))
 
     for request_id, each in enumerate(earlier):
-        sequence = in_form(request_id, [], allowed, forced)
-        say(sequence, each)
+        sequence = constrained(request_id, [], allowed, forced)
+        extend(sequence, each)
         guesses(sequence)
         lookup.forget(sequence)
         kept += [*sequence.tokens, END]
         found = habits(each, before)
         # A continuation seen five times in a row is kept for the next answer.
-        before = {last: then for last, then in found.items() if in_a_row(then) >= 5}
-    sequence = in_form(99, prompt, allowed, forced)
-    say(sequence, tokens[:looked_at])
+        before = {last: then for last, then in found.items() if n_repeated(then) >= 5}
+    sequence = constrained(99, prompt, allowed, forced)
+    extend(sequence, tokens[:looked_at])
     guesses(sequence)  # looking up changes nothing
-    say(sequence, tokens[looked_at:])
+    extend(sequence, tokens[looked_at:])
     texts, free = [sequence.tokens, kept], Free(allowed, forced)
-    expected = list(islice(by_form(prompt, tokens, habits(tokens, before), texts, free), 20))
+    expected = list(
+        islice(constrained_guesses(prompt, tokens, habits(tokens, before), texts, free), 20)
+    )
     given = guesses(sequence)
     assert [guess.token for guess in given] == [guess.token for guess in expected]
     for guess, wanted in zip(given, expected, strict=True):
@@ -238,17 +240,17 @@ def test_the_oldest_of_many_answers_are_forgotten() -> None:
     lookup = Lookup()
     answers = [list(range(at, at + 4000)) for at in range(0, 20_000, 4000)]
     for request_id, answer in enumerate(answers):
-        answered(lookup, said(request_id, [], answer))
+        answered(lookup, sequence_of(request_id, [], answer))
     found = []
     for answer in answers:
-        sequence = said(99, [], answer[:5])
+        sequence = sequence_of(99, [], answer[:5])
         lookup.follow(sequence)
         found.append([guess.token for guess in lookup.guess(sequence, 9)] == answer[5:14])
         del lookup._texts[99]
     assert found == [False, False, True, True, True]
 
 
-def test_the_tenant_that_was_not_served_for_longest_is_forgotten() -> None:
+def test_the_least_recently_served_tenant_is_forgotten() -> None:
     """No tenant gets another one's text."""
     lookup = Lookup()
 
@@ -269,7 +271,7 @@ def test_the_tenant_that_was_not_served_for_longest_is_forgotten() -> None:
 
 def test_an_answer_that_is_not_kept_is_not_looked_up() -> None:
     lookup = Lookup(keeps=False)
-    answered(lookup, said(1, [], [1, 2, 3, 4]))
-    second = said(2, [], [1, 2, 3])
+    answered(lookup, sequence_of(1, [], [1, 2, 3, 4]))
+    second = sequence_of(2, [], [1, 2, 3])
     lookup.follow(second)
     assert list(lookup.guess(second, 5)) == []

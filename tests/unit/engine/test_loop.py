@@ -180,8 +180,7 @@ class Engine(Driven):
 
 
 def answered_with(n_tokens: int, begin: bytes = b"", n_own: int = 1) -> list[bytes]:
-    """Find prompts with this prefix and `n_own` bytes of their own, by the length of their
-    answer."""
+    """Return prompts with this prefix, `n_own` more bytes, and an answer of `n_tokens`."""
     prompts = (begin + bytes([number]) * n_own for number in range(256))
     return [p for p in prompts if len(expected_answer(p, n_tokens, CONTEXT)) == n_tokens]
 
@@ -270,7 +269,7 @@ def test_every_request_ends_once_with_its_own_text_and_leaves_nothing(
     engine.check_idle()
 
 
-def test_decoding_goes_on_while_a_long_prompt_is_computed() -> None:
+def test_decoding_continues_while_a_long_prompt_is_computed() -> None:
     engine = Engine(prefill_budget=4)
     engine.submit(1, b"abc", max_tokens=60)
     engine.turn()
@@ -369,7 +368,7 @@ def test_a_failing_batch_fails_the_youngest_request_alone(recurrent: bool) -> No
     ("n_slots", "unified", "divisions"),
     [(1, True, ()), (2, False, ()), (2, True, ()), (2, True, (2,))],
 )
-def test_whoever_comes_after_a_first_batch_that_was_not_computed_is_served(
+def test_requests_after_a_first_batch_that_failed_are_served(
     n_slots: int, unified: bool, divisions: tuple[int, ...], fault: Any
 ) -> None:
     """A copy for a request that is cancelled in its first batch blocks nothing, whether it is from
@@ -448,7 +447,7 @@ def test_a_stop_ends_the_stream_and_is_not_sent() -> None:
     assert engine.text(1) == answer[: answer.index(stop)]
 
 
-def test_another_engine_finds_the_stops_that_the_first_would_have() -> None:
+def test_another_engine_finds_the_same_stops() -> None:
     """Stops that begin before `min_tokens` do not count."""
     prompt = b"a prompt"
     answer = expected_answer(prompt, 12, CONTEXT)

@@ -81,7 +81,7 @@ class Alone:
 
 
 @pytest.mark.parametrize(("kind", "kv_unified"), CASES)
-def test_what_was_computed_is_used_again(kind: Kind, kv_unified: bool) -> None:
+def test_computed_prefixes_are_reused(kind: Kind, kv_unified: bool) -> None:
     alone = Alone(kind)
     engine = RealEngine(
         SLOTS, path=random_model(kind), flash_attention="off", kv_unified=kv_unified

@@ -34,7 +34,7 @@ def pooled(**limits: Any) -> Engine:
 
 @pytest.mark.parametrize("kind", [{}, {"recurrent": True}, {"window": 8}])
 @pytest.mark.parametrize("unified", [False, True])
-def test_what_slots_gave_up_comes_back(unified: bool, kind: dict[str, Any]) -> None:
+def test_evicted_cells_are_restored(unified: bool, kind: dict[str, Any]) -> None:
     """In one pool, each prompt is computed without idle cells."""
     engine = Engine(n_slots=2, unified=unified, memory_bytes=4000, **kind)
     engine.scheduler.pace.seconds_per_prompt_token = SECOND_PER_TOKEN
@@ -49,7 +49,7 @@ def test_what_slots_gave_up_comes_back(unified: bool, kind: dict[str, Any]) -> N
     engine.check_idle()
 
 
-def test_a_common_beginning_is_taken_from_memory_more_than_once() -> None:
+def test_a_common_prefix_is_taken_from_memory_more_than_once() -> None:
     engine = pooled()
     common = b"system" * 8
     engine.ask(1, common + b"first question")
@@ -59,7 +59,7 @@ def test_a_common_beginning_is_taken_from_memory_more_than_once() -> None:
         engine.ask(10 + number, bytes([ord("m") + number]) * 40)
 
 
-def test_a_copy_of_what_is_being_restored_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_from_cells_that_are_being_restored_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """The restore may fail, and then there is nothing to copy."""
     engine = pooled()
     common = b"system" * 8
@@ -75,7 +75,7 @@ def test_a_copy_of_what_is_being_restored_waits_for_it(monkeypatch: pytest.Monke
     assert engine.ask(6, common + b"first question and more") >= len(common)
 
 
-def test_a_state_is_only_restored_where_its_cells_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_is_only_restored_when_its_cells_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = pooled(n_cells=150)
     engine.ask(1, b"a" * 60 + b"first")
     engine.ask(2, b"x" * 40)
@@ -98,7 +98,7 @@ def test_a_state_is_only_restored_where_its_cells_fit(monkeypatch: pytest.Monkey
 # --- what gives way --------------------------------------------------------------------------
 
 
-def test_no_request_is_compared_with_more_states_than_that() -> None:
+def test_memory_keeps_a_limited_number_of_states() -> None:
     slots = [Slot(0)]
     slots[0].snapshots = [Snapshot(1, b"old")]
     memory = Memory(1 << 30, slots, MemoryKind())
@@ -109,7 +109,7 @@ def test_no_request_is_compared_with_more_states_than_that() -> None:
     assert slots[0].snapshots, "it takes no state's place"
 
 
-def test_what_the_next_request_would_push_out_is_copied_while_nothing_runs() -> None:
+def test_cells_that_are_evicted_next_are_copied_while_nothing_runs() -> None:
     engine = pooled()
     for number in range(2):
         engine.ask(number, bytes([ord("a") + number]) * 40)
@@ -205,7 +205,7 @@ def test_shared_cells_are_counted_once_whoever_leaves_first(data: st.DataObject)
 
 
 @pytest.mark.parametrize("kind", [kind for kind, kv_unified in CASES if kv_unified])
-def test_conversations_in_turn_say_what_each_says_alone(kind: Kind) -> None:
+def test_alternating_conversations_have_the_same_texts_as_alone(kind: Kind) -> None:
     some, alone = partial(random_tokens, random.Random(7)), Alone(kind)
     engine = RealEngine(4, path=random_model(kind), flash_attention="off", kv_unified=True)
     engine.loop.carrier._clock = lambda: 0.0  # copies are worth it, however busy the machine is

@@ -20,7 +20,7 @@ from tests.unit.engine.test_speculation import (
     SAMPLINGS,
     STORY,
     differs_as_drawn,
-    guessed,
+    guess_always,
     prompts,
     same_but_for_ties,
 )
@@ -64,11 +64,11 @@ def check_cells(engine: RealEngine) -> None:
     [*((2048, each) for each in SAMPLINGS), (15, SAMPLINGS[0]), (2, SAMPLINGS[-1])],
     ids=str,
 )
-def test_a_stream_says_the_same_with_guesses(
+def test_guesses_do_not_change_the_text_of_a_stream(
     plain: RealEngine, sampling: dict[str, Any], batch: int
 ) -> None:
     engine = predicting(slots=2, batch=batch, prefill_budget=batch)
-    speculation = guessed(engine)
+    speculation = guess_always(engine)
     n_rounded = 0
     for number, prompt in enumerate(prompts(7)):
         n_rounded += differs_as_drawn(engine, plain, prompt, N_OUT, sampling | {"seed": number})
@@ -78,10 +78,9 @@ def test_a_stream_says_the_same_with_guesses(
 
 
 def logits_of_head(engine: RealEngine, request_id: int, token: int) -> npt.NDArray[np.float32]:
-    """Return the head's logits after the last token of a running stream, or after its next one."""
+    """Return the head's logits after a running stream, whose last token becomes `token`."""
     sequence, head = engine.loop._sequences[request_id], head_of(engine)
-    if sequence.tokens[-1] != token:
-        sequence.tokens[-1] = token
+    sequence.tokens[-1] = token
     assert head.follow(sequence) and head._compute([token])
     logits = head._context.logits(0).copy()
     head._cut(len(sequence.tokens) - 1)
@@ -89,11 +88,11 @@ def logits_of_head(engine: RealEngine, request_id: int, token: int) -> npt.NDArr
 
 
 @pytest.mark.parametrize("kv_unified", [False, True])
-def test_what_was_read_in_pieces_is_what_is_read_at_once(kv_unified: bool) -> None:
+def test_reading_in_pieces_equals_reading_at_once(kv_unified: bool) -> None:
     """With right and wrong guesses, turns of a conversation and other streams in between."""
     engine = predicting(slots=3, kv_unified=kv_unified, flash_attention="off")
     fresh = predicting(slots=3, flash_attention="off", prefix_cache=False)
-    guessed(engine)
+    guess_always(engine)
     dice = random.Random(5)
 
     def some(n: int) -> tuple[int, ...]:
@@ -126,10 +125,10 @@ def test_what_was_read_in_pieces_is_what_is_read_at_once(kv_unified: bool) -> No
     engine.run()
 
 
-def test_streams_that_come_and_go_say_what_they_say_without(plain: RealEngine) -> None:
+def test_guesses_do_not_change_streams_that_come_and_go(plain: RealEngine) -> None:
     """Guesses for single streams; some are cancelled, in their prompt or in their answer."""
     engine = predicting(slots=4, kv_unified=True, n_cells=900)
-    speculation = guessed(engine)
+    speculation = guess_always(engine)
     dice = random.Random(8)
     words = f"{LIST} {STORY}".split()
     asked: list[tuple[int, str, bool]] = []
@@ -156,10 +155,10 @@ def test_streams_that_come_and_go_say_what_they_say_without(plain: RealEngine) -
     assert not speculation._streams
 
 
-def test_what_was_read_is_kept_for_the_same_tenant_and_adapters_alone(tmp_path: Path) -> None:
+def test_read_tokens_are_kept_only_for_the_same_tenant_and_adapters(tmp_path: Path) -> None:
     adapter = random_adapter(random_model("predicting"), tmp_path / "adapter", 1)
     engine = predicting(slots=2, adapters=(adapter,))
-    guessed(engine)
+    guess_always(engine)
     head, n_rows = head_of(engine), 0
     compute = head._compute
 

@@ -31,7 +31,7 @@ class Log:
         ("info", "loaded", "debug"),
     ],
 )
-def test_expected_lines_are_for_debugging(
+def test_expected_lines_are_logged_at_debug(
     monkeypatch: pytest.MonkeyPatch, level: str, line: str, told: str
 ) -> None:
     log = Log()

@@ -55,7 +55,7 @@ def in_one_pool(
 @pytest.mark.parametrize("flash_attention", ["on", "off"])
 @pytest.mark.parametrize("kv_unified", [True, False])
 @pytest.mark.parametrize("guesses", [True, False])
-def test_the_others_say_what_they_say_alone(
+def test_nan_does_not_change_the_texts_of_others(
     broken: tuple[Path, int],
     flash_attention: Literal["on", "off"],
     kv_unified: bool,
@@ -81,7 +81,7 @@ def test_the_others_say_what_they_say_alone(
 
 
 @pytest.mark.parametrize("flash_attention", ["on", "off"])
-def test_embeddings_after_it_are_numbers(
+def test_embeddings_after_nan_are_numbers(
     broken: tuple[Path, int], flash_attention: Literal["on", "off"]
 ) -> None:
     path, token = broken
@@ -98,7 +98,7 @@ def test_embeddings_after_it_are_numbers(
     context.close()
 
 
-def test_a_draft_model_that_computes_it_guesses_nothing(broken: tuple[Path, int]) -> None:
+def test_a_draft_model_that_computes_nan_guesses_nothing(broken: tuple[Path, int]) -> None:
     path, token = broken
     options = ContextOptions(n_ctx=512, n_batch=64, flash_attention="off")
     drafter = DraftModel(Context(Model(str(path)), options), token + 1)
@@ -129,7 +129,7 @@ class Guesser(Drafter):
 
 @pytest.mark.parametrize("flash_attention", ["on", "off"])
 @pytest.mark.parametrize("n_streams", [1, 2])
-def test_a_guess_that_makes_it_costs_nothing_that_was_said(
+def test_a_guess_that_makes_nan_does_not_change_the_text(
     broken: tuple[Path, int], flash_attention: Literal["on", "off"], n_streams: int
 ) -> None:
     path, token = broken
@@ -143,7 +143,7 @@ def test_a_guess_that_makes_it_costs_nothing_that_was_said(
     assert [engine.text(each) for each in told] == [alone] * n_streams
 
 
-def test_tokens_that_a_grammar_gives_do_not_hide_it(broken: tuple[Path, int]) -> None:
+def test_forced_tokens_do_not_hide_nan(broken: tuple[Path, int]) -> None:
     path, token = broken
     engine = in_one_pool(path)
     alone = engine.generate(STORY, max_tokens=12)
@@ -157,7 +157,7 @@ def test_tokens_that_a_grammar_gives_do_not_hide_it(broken: tuple[Path, int]) ->
     assert engine.text(good) == engine.text(late) == alone
 
 
-def test_one_that_is_cancelled_leaves_nothing_to_blame_the_next_for(
+def test_a_cancelled_request_with_nan_does_not_fail_the_next(
     broken: tuple[Path, int],
 ) -> None:
     path, token = broken
@@ -173,7 +173,7 @@ def test_one_that_is_cancelled_leaves_nothing_to_blame_the_next_for(
 
 
 @pytest.mark.parametrize("produced", [(), (5,) * 20])
-def test_a_prompts_log_probabilities_are_numbers(
+def test_log_probabilities_of_other_prompts_are_numbers(
     broken: tuple[Path, int], produced: tuple[int, ...]
 ) -> None:
     path, token = broken
@@ -193,7 +193,7 @@ def test_a_prompts_log_probabilities_are_numbers(
     assert scored(engine, good[0]) == pytest.approx(scored(plain, good[1]), abs=1e-3)
 
 
-def test_layers_that_predict_go_on_after_it(tmp_path: Path) -> None:
+def test_multi_token_prediction_continues_after_nan(tmp_path: Path) -> None:
     path, token = break_one("predicting", tmp_path)
     plain, engine = in_one_pool(path), in_one_pool(path, mtp=True, prefill_budget=8)
     for length in 50, 60, 70, 80:
@@ -205,7 +205,9 @@ def test_layers_that_predict_go_on_after_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_whatever_comes_in_whatever_order(broken: tuple[Path, int], seed: int) -> None:
+def test_requests_with_nan_come_among_others_in_any_order(
+    broken: tuple[Path, int], seed: int
+) -> None:
     path, token = broken
     dice = random.Random(seed)
     engine = in_one_pool(
@@ -235,7 +237,7 @@ def test_whatever_comes_in_whatever_order(broken: tuple[Path, int], seed: int) -
     assert {r: engine.text(r) for r in told} == {r: alone[each] for r, each in told.items()}
 
 
-def test_a_stream_that_is_no_number_again_ends(broken: tuple[Path, int]) -> None:
+def test_a_stream_that_computes_nan_again_fails(broken: tuple[Path, int]) -> None:
     path, token = broken
     engine = in_one_pool(path)
     other = engine.submit(STORY, max_tokens=24)

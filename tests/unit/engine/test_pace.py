@@ -87,7 +87,7 @@ def test_steps_grow_where_requests_queue_up() -> None:
     assert plain < linear(8, pace.budget(8, 0)) <= 0.105
 
 
-def test_what_rows_cost_is_learned_beside_prompts_too() -> None:
+def test_the_cost_of_rows_is_also_learned_beside_prompts() -> None:
     pace = Pace(0.1, 4096)
     pace.measured(0, 512, linear(0, 512))
     pace.measured(1, 0, linear(1, 0))
@@ -111,7 +111,7 @@ def test_prompts_that_wait_for_each_other_make_a_step_longer(n_prompts: int, n_t
     assert sum(n for r, _, n in engine.runner.batches[-1] if r != 9) == n_tokens
 
 
-def test_a_tile_is_one_prompts() -> None:
+def test_a_tile_belongs_to_one_prompt() -> None:
     """Each prompt in a step is a separate pass, so two cannot share a tile."""
     first, second = (make_sequence(i, bytes(n)) for i, n in ((1, 300), (2, 200)))
 
@@ -150,7 +150,7 @@ def test_fewer_rows_take_no_longer_than_more_do() -> None:
     assert pace.decode_seconds(4) == 0.01, "fewer rows tell nothing of more"
 
 
-def test_a_number_of_rows_between_two_takes_a_time_between_theirs() -> None:
+def test_the_time_of_other_numbers_of_rows_is_interpolated() -> None:
     pace = Pace(1.0, 64)
     pace.measured(2, 0, 0.02)
     pace.measured(6, 0, 0.04)
@@ -182,7 +182,7 @@ def test_other_work_gets_as_much_time_as_the_projector() -> None:
     assert may_encode == [True, False, True]
 
 
-def test_a_short_prompt_tells_the_cost_until_a_long_one_does() -> None:
+def test_the_longest_prompt_sets_the_cost_of_a_token() -> None:
     pace = Pace(1.0, 64)
     pace.measured(0, 2, 0.02)
     assert pace.seconds_per_prompt_token == pytest.approx(0.01)
@@ -207,7 +207,7 @@ def test_a_pass_takes_as_long_as_the_shortest_step() -> None:
     assert pace.seconds_per_pass == 0.02
 
 
-def test_rows_that_never_ran_alone_take_what_the_prompts_beside_them_leave() -> None:
+def test_rows_that_never_ran_alone_take_the_time_that_prompts_leave() -> None:
     pace = Pace(1.0, 640)
     pace.measured(2, 64, 0.4)
     assert pace.decode_seconds(2) == pytest.approx(0.04), "a tenth, if nothing tells more"

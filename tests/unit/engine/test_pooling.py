@@ -16,7 +16,7 @@ from worker.wire.adapters import Applied
 from worker.wire.black_box import BlackBox
 from worker.wire.messages import Answered, Event, Failed, Started
 
-AS_IT_IS = -1
+UNNORMALISED = -1
 BAD = 13
 """A text that begins with this token cannot be computed."""
 
@@ -55,7 +55,7 @@ class Bench:
 
     def take(self, request_id: int, *texts: list[int], n_adapters: int = 0) -> None:
         adapters = tuple((number, 1.0) for number in range(n_adapters))
-        self.pooling.take(request_id, list(texts), AS_IT_IS, adapters)
+        self.pooling.take(request_id, list(texts), UNNORMALISED, adapters)
 
     def turn(self) -> None:
         self.inbox.popleft()()
@@ -155,7 +155,7 @@ class Counted(list[int]):
         return super().__len__()
 
 
-def test_a_turn_looks_at_the_texts_that_it_computes_alone() -> None:
+def test_a_turn_reads_only_the_texts_that_it_computes() -> None:
     bench = Bench()
     bench.take(1, *map(Counted, texts(400, 5, first=100)))
     bench.turn()

@@ -25,7 +25,7 @@ from tests.unit.engine.test_forced import constraint
 from tests.unit.engine.test_loop import CONTEXT, Engine
 from tests.unit.engine.test_memory_kinds import ANSWER, Alone
 from tests.unit.engine.test_reasoning import WISH
-from tests.unit.engine.test_speculation import Prophet, guessed
+from tests.unit.engine.test_speculation import Prophet, guess_always
 from worker.engine.sequence import Sequence
 from worker.engine.speculation.speculation import Guess
 from worker.errors import Cancelled, VramOom
@@ -34,7 +34,7 @@ from worker.wire.messages import Event, Failed, Finished, Token
 
 KINDS: list[Kind] = ["dense", "windowed", "hybrid", "recurrent", "convolved"]
 N_BACK = {"convolved": 7}
-"""Number of tokens that can be removed, for the memories that allow it."""
+"""How many tokens can be taken back from a memory that cannot be cut."""
 BYTE_KINDS = {
     "dense": {},
     "windowed": {"window": 12},
@@ -225,7 +225,7 @@ class ByteWalk(Walk):
             **BYTE_KINDS[self.kind],  # type: ignore[arg-type]
         )
         if engine.loop.speculation is not None:
-            guessed(engine, choose)
+            guess_always(engine, choose)
         engine.scheduler.pace.seconds_per_prompt_token = choose.choice([0.0, 1.0])
         return engine
 
@@ -317,7 +317,7 @@ class RealWalk(Walk):
             batch=self.choose.choice([96, 2048]),
         )
         if engine.loop.speculation is not None:
-            guessed(engine, self.choose)
+            guess_always(engine, self.choose)
         return engine
 
     def ask(self, asked: Asked) -> None:

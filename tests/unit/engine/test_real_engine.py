@@ -94,7 +94,7 @@ def test_logprobs_are_those_of_the_logits(engine: RealEngine) -> None:
     assert np.exp([each.logprob for each in first.top]).sum() == pytest.approx(1.0, abs=1e-6)
 
 
-def test_a_token_begins_behind_the_text_of_those_before_it(engine: RealEngine) -> None:
+def test_a_token_begins_after_the_text_of_those_before_it(engine: RealEngine) -> None:
     """Some are parts of a character, and some are omitted from the text."""
     pieces = engine.runner.piece
     some = [t for t in range(engine.model.n_vocab) if len(pieces(t)) < 2 or pieces(t)[-1] > 127]
@@ -137,7 +137,7 @@ def test_special_tokens_in_a_prompt_are_recognised_and_bos_is_there_once(
     assert len(engine.prompts.tokenize("<|im_start|>", add_special=False)) == 1
 
 
-def test_control_tokens_are_shown_where_they_are_asked_for(engine: RealEngine) -> None:
+def test_control_tokens_are_shown_on_request(engine: RealEngine) -> None:
     start = engine.tokens_of("<|im_start|>")
     assert len(start) == 1 and engine.runner.piece(start[0]) == b""
     assert engine.runner.piece(start[0], ("<|im_start|>",)) == b"<|im_start|>"

@@ -27,39 +27,38 @@ WISH = ReasoningRules(("<think>",), "</think>", CLOSING)
 
 
 @dataclass
-class Said:
+class Answer:
     ids: list[int]
     text: str
 
 
-def said(engine: RealEngine, budget: int | None, message: str = "", **options: object) -> Said:
+def answered(
+    engine: RealEngine, budget: int | None, message: str = "", **options: object
+) -> Answer:
     wish = replace(WISH, budget=budget, message=message)
     wanted = {"max_tokens": 40, "ignore_eos": True, "reasoning": wish} | options
     request_id = engine.submit(PROMPT, **wanted)  # type: ignore[arg-type]
     engine.run()
-    return Said(engine.ids(request_id), engine.text(request_id))
+    return Answer(engine.ids(request_id), engine.text(request_id))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("budget", [0, 1, 7, 30])
 def test_a_budget_is_kept_to_the_token(engine: RealEngine, budget: int, temperature: float) -> None:
-    free = said(engine, None, temperature=temperature)
-    bounded = said(engine, budget, temperature=temperature)
+    free = answered(engine, None, temperature=temperature)
+    bounded = answered(engine, budget, temperature=temperature)
     closing = engine.tokens_of(CLOSING)
     assert bounded.ids[:budget] == free.ids[:budget], "the same thoughts, up to there"
+    assert "</think>" not in free.text
     assert bounded.ids[budget : budget + len(closing)] == closing
     assert len(bounded.ids) == 40, "and the answer goes on behind them"
     assert bounded.text.count("</think>") == 1
 
 
-def test_a_message_stands_before_the_end(engine: RealEngine) -> None:
-    text = said(engine, 3, message=" So I must answer.<|im_end|>").text
+def test_a_message_comes_before_the_end(engine: RealEngine) -> None:
+    text = answered(engine, 3, message=" So I must answer.<|im_end|>").text
     before, _, behind = text.partition(" So I must answer.<|im_end|>\n</think>")
     assert before and behind, "special tokens in a message are its text"
-
-
-def test_without_a_budget_nothing_is_closed(engine: RealEngine) -> None:
-    assert "</think>" not in said(engine, None).text
 
 
 def test_the_closing_takes_one_step(engine: RealEngine) -> None:
@@ -76,33 +75,33 @@ def test_the_closing_takes_one_step(engine: RealEngine) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_memory_takes_given_tokens(kind: Kind) -> None:
+def test_every_kind_of_memory_accepts_forced_tokens(kind: Kind) -> None:
     engine = RealEngine(path=random_model(kind))
-    free, bounded = said(engine, None).ids, said(engine, 5).ids
+    free, bounded = answered(engine, None).ids, answered(engine, 5).ids
     closing = engine.tokens_of(CLOSING)
     n_spent = bounded.index(closing[0])  # such a model may have started a character
     closed = n_spent + len(closing)
     assert 5 <= n_spent <= 8 and bounded[:closed] == free[:n_spent] + closing
-    assert said(engine, 5, produced=tuple(bounded[:closed])).ids == bounded[closed:]
+    assert answered(engine, 5, produced=tuple(bounded[:closed])).ids == bounded[closed:]
 
 
-def test_guesses_ahead_change_nothing() -> None:
+def test_guesses_do_not_change_reasoning_with_a_budget() -> None:
     plain, guessing = RealEngine(slots=1), RealEngine(slots=1, drafter=Lookup())
     for budget in (0, 4, 9):
-        assert said(guessing, budget).ids == said(plain, budget).ids
+        assert answered(guessing, budget).ids == answered(plain, budget).ids
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_another_engine_goes_on_at_every_token(engine: RealEngine, temperature: float) -> None:
+def test_another_engine_continues_at_every_token(engine: RealEngine, temperature: float) -> None:
     message = " Time is up."
-    whole = said(engine, 4, message, temperature=temperature).ids
+    whole = answered(engine, 4, message, temperature=temperature).ids
     for at in range(1, 24):
-        rest = said(engine, 4, message, temperature=temperature, produced=tuple(whole[:at])).ids
+        rest = answered(engine, 4, message, temperature=temperature, produced=tuple(whole[:at])).ids
         assert rest == whole[at:], at
 
 
-def test_a_preempted_stream_goes_on(engine: RealEngine) -> None:
-    alone = said(engine, 6, max_tokens=100).ids
+def test_a_preempted_stream_keeps_its_budget(engine: RealEngine) -> None:
+    alone = answered(engine, 6, max_tokens=100).ids
     tight = RealEngine(slots=2, kv_unified=True, n_cells=256)
     wish = replace(WISH, budget=6)
     wanted = {"max_tokens": 100, "ignore_eos": True, "reasoning": wish}
@@ -114,16 +113,16 @@ def test_a_preempted_stream_goes_on(engine: RealEngine) -> None:
     assert [tight.ids(each) for each in both] == [alone, alone]
 
 
-def test_a_constraint_begins_behind_the_closing(engine: RealEngine) -> None:
+def test_a_constraint_begins_after_the_closing(engine: RealEngine) -> None:
     yes = constrain(Expression("yes|no", "guided_regex")).constraint
     yes = replace(yes, follows_reasoning=True)
-    text = said(engine, 5, constraint=yes, ignore_eos=False).text
+    text = answered(engine, 5, constraint=yes, ignore_eos=False).text
     thought, _, answer = text.partition(CLOSING)
     assert thought and answer in ("yes", "no")
 
 
 @pytest.mark.parametrize("budget", [1, None])
-def test_no_closing_stands_in_a_form_that_the_whole_answer_has(
+def test_a_constraint_of_the_whole_answer_contains_no_closing(
     engine: RealEngine, budget: int | None
 ) -> None:
     form = constrain(Expression("[a-z]{30}", "guided_regex")).constraint
@@ -136,12 +135,12 @@ def test_no_closing_stands_in_a_form_that_the_whole_answer_has(
     assert len(text) == 30 and text.isalpha()
 
 
-def test_a_character_is_completed_first(engine: RealEngine) -> None:
+def test_a_character_is_completed_before_the_closing(engine: RealEngine) -> None:
     fox = engine.tokens_of("🦊")
     assert len(fox) > 1
     produced = (*engine.tokens_of("A fox "), fox[0])
     bias = ((fox[1], 100.0),)
-    closed = said(engine, len(produced), produced=produced, logit_bias=bias).text
+    closed = answered(engine, len(produced), produced=produced, logit_bias=bias).text
     thought, _, answer = closed.partition(CLOSING)
     assert answer and len(thought) == 1 and "\ufffd" not in thought
 
@@ -172,14 +171,14 @@ def test_a_running_block_is_closed_on_command(engine: RealEngine) -> None:
     assert len(engine.ids(request_id)) == 40
 
 
-def test_log_probabilities_of_given_tokens_are_told_too(engine: RealEngine) -> None:
+def test_forced_tokens_have_log_probabilities(engine: RealEngine) -> None:
     wish = replace(WISH, budget=3)
     request_id = engine.submit(PROMPT, max_tokens=12, ignore_eos=True, reasoning=wish, logprobs=0)
     engine.run()
     ids = engine.ids(request_id)
     events = [e for e in engine.events[request_id] if isinstance(e, Token | Finished)]
     scored = [p for e in events for p in e.logprobs]
-    assert [p.token_id for p in scored] == ids == said(engine, 3, max_tokens=12).ids
+    assert [p.token_id for p in scored] == ids == answered(engine, 3, max_tokens=12).ids
 
 
 PARTS = ["<think>", "</think>", "[THINK]", "[/THINK]", "\n", " ", "a", "b c", "<th", "ink>", "<"]

@@ -51,7 +51,7 @@ def tokens_of(engine: RealEngine, request_id: int) -> list[Token]:
 
 
 @remembering
-def test_another_engine_goes_on_with_the_same_answer(
+def test_another_engine_continues_with_the_same_answer(
     engine: RealEngine, sampling: dict[str, Any]
 ) -> None:
     options: dict[str, Any] = WARM | sampling | {"max_tokens": 40}
@@ -72,7 +72,7 @@ def test_another_engine_goes_on_with_the_same_answer(
 
 
 @remembering
-def test_what_was_preempted_is_remembered(sampling: dict[str, Any]) -> None:
+def test_samplers_remember_preempted_answers(sampling: dict[str, Any]) -> None:
     crowded, roomy = RealEngine(slots=3, n_cells=128, kv_unified=True), RealEngine()
     answers = []
     for engine in (crowded, roomy):
@@ -87,7 +87,9 @@ def test_what_was_preempted_is_remembered(sampling: dict[str, Any]) -> None:
 
 
 @remembering
-def test_a_constraint_holds(engine: RealEngine, sampling: dict[str, Any]) -> None:
+def test_a_constraint_holds_with_stateful_samplers(
+    engine: RealEngine, sampling: dict[str, Any]
+) -> None:
     digits = Constraint("start: /[0-9]{12}/", "grammar")
     options: dict[str, Any] = WARM | sampling | {"ignore_eos": False, "constraint": digits}
     text = engine.generate(CHAT.format("cats"), **options)
@@ -167,7 +169,7 @@ def test_the_odds_of_a_greedy_draw_are_certain(engine: RealEngine) -> None:
 
 
 @pytest.mark.parametrize(("deterministic", "ends"), [(False, False), (True, False), (True, True)])
-def test_a_job_takes_what_its_sampler_learned_to_the_next_engine(
+def test_a_job_takes_the_state_of_its_sampler_to_the_next_engine(
     deterministic: bool, ends: bool
 ) -> None:
     """A deterministic answer is computed again from its beginning, so it takes nothing along,
@@ -189,7 +191,7 @@ def test_a_job_takes_what_its_sampler_learned_to_the_next_engine(
         assert job.continued([Token(1, "c", (10,))]), "it goes on behind what was sent"
 
 
-def test_a_token_that_is_given_is_certain(engine: RealEngine) -> None:
+def test_a_forced_token_is_certain(engine: RealEngine) -> None:
     sampling = Sampling(1, post_sampling_probs=True)
     sampler = Sampler(engine.model, sampling, [1], engine.vocabulary)
     sampler.follow_produced((5,))
@@ -219,7 +221,7 @@ def test_infill_ends_no_answer_that_may_not_end(engine: RealEngine) -> None:
 
 
 @pytest.mark.parametrize("ending", [{"min_tokens": 9}, {"ignore_eos": True}], ids=str)
-def test_what_stands_in_for_an_end_that_may_not_be_is_certain(
+def test_the_replacement_of_a_forbidden_end_is_certain(
     engine: RealEngine, ending: dict[str, Any]
 ) -> None:
     options: dict[str, Any] = INFILL | ending | {"post_sampling_probs": True, "logprobs": 1}
@@ -230,7 +232,7 @@ def test_what_stands_in_for_an_end_that_may_not_be_is_certain(
     assert any(score.logprob == 0 and len(score.top) == 1 for score in scores)
 
 
-def test_what_bias_and_constraint_forbid_together_is_the_requests_fault(
+def test_a_request_that_forbids_every_token_is_invalid(
     engine: RealEngine,
 ) -> None:
     """A retry would fail again, even if the text has begun."""

@@ -106,7 +106,7 @@ def test_a_template_that_would_not_end_is_refused(
     assert clock.in_time(began, 20)
 
 
-def test_what_is_kept_while_a_template_runs_is_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_that_a_running_template_keeps_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_template, "MAX_RENDER_SECONDS", 20)
     slices = "{% set t = [" + ", ".join(["x[1:]"] * 99) + "] %}"
     for text in ("x[:-1]", "[0] * (199999 + loop.index)", "x ~ loop.index", "slices"):
@@ -141,7 +141,7 @@ def _server(program: BoundedProgram) -> int:
     return own.pid
 
 
-def test_a_program_whose_asker_has_left_ends_at_once_and_says_nothing(
+def test_a_program_whose_parent_has_left_ends_at_once_and_silently(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     """Even while the process that answers is busy, or stopped."""
@@ -176,7 +176,7 @@ print(renderer().render("{{ a }}", {"a": "x"}, 5))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="without it, memory is not limited")
-def test_a_bound_that_is_there_already_is_kept() -> None:
+def test_an_existing_memory_limit_is_kept() -> None:
     """Set by `ulimit -v`; it must not be raised, which the system refuses."""
     command = [sys.executable, "-c", BOUNDED_ALREADY]
     assert subprocess.run(command, check=True, capture_output=True).stdout == b"x\n"
@@ -193,7 +193,7 @@ def picture_of(encoded: bytes) -> object:
     return decoder().decode(Medium("image", encoded, "x"), 16_000, math.inf)
 
 
-def test_a_decoder_that_runs_on_or_dies_costs_its_own_medium_alone(
+def test_a_decoder_that_hangs_or_dies_fails_only_its_medium(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     whole = picture_of(picture())
@@ -262,7 +262,7 @@ def test_a_template_that_python_cannot_compile_is_not_valid(source: str) -> None
         ("{% macro m(a) %}<{{ a }}>{% endmacro %}{{ m('b') }}{{ 'y'|indent(2, true) }}", "<b>  y"),
     ],
 )
-def test_what_templates_do_gives_what_it_gave(source: str, text: str) -> None:
+def test_usual_expressions_are_rendered(source: str, text: str) -> None:
     assert rendered(source) == text
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.engine.test_cache import asking, limits_of, n_runs, some
+from tests.unit.engine.test_cache import asking, limits_of, n_runs, put, some
 from worker.engine.cache.moves import Copy, Save
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Awaited, Sequence
@@ -21,7 +21,7 @@ def scheduler_of(n_slots: int = 4, **more: Any) -> Scheduler:
     return Scheduler(limits_of(n_slots, **more))
 
 
-def goes_on(scheduler: Scheduler, n_steps: int = 1) -> Step:
+def run_steps(scheduler: Scheduler, n_steps: int = 1) -> Step:
     """Plan steps and mark each as computed: a token is drawn where a prompt has ended."""
     for _ in range(n_steps):
         step = scheduler.plan()
@@ -34,7 +34,7 @@ def goes_on(scheduler: Scheduler, n_steps: int = 1) -> Step:
     return step
 
 
-def begins(step: Step, sequence: Sequence) -> int:
+def start_of(step: Step, sequence: Sequence) -> int:
     """Return the number of a sequence's tokens before a step computes more."""
     return next(chunk.start for chunk in step.chunks if chunk.sequence is sequence)
 
@@ -102,8 +102,8 @@ def test_groups_of_equal_adapters_take_turns_of_a_few_steps(
     for sequence, kind in zip(sequences, kinds, strict=True):
         alone = id(sequence) if kind.get("deterministic") else None
         groups.setdefault((kind.get("adapters"), alone), []).append(sequence)
-    goes_on(scheduler, 2 * len(groups))
-    steps = [[c.sequence for c in goes_on(scheduler).chunks] for _ in range(12 * len(groups))]
+    run_steps(scheduler, 2 * len(groups))
+    steps = [[c.sequence for c in run_steps(scheduler).chunks] for _ in range(12 * len(groups))]
     assert all(step in groups.values() for step in steps)
     n_steps = MOST_STEPS if seconds == 0.001 else 1
     for group in groups.values() if len(groups) > 1 else ():
@@ -117,20 +117,20 @@ def test_groups_of_equal_adapters_take_turns_of_a_few_steps(
         scheduler.remove(sequence, keep_cells=True)
         assert bool(slot.kept) == (not sequence.request.deterministic)
     (last,) = added(scheduler, some(5, 900))
-    assert [chunk.sequence for chunk in goes_on(scheduler).chunks] == [last]
+    assert [chunk.sequence for chunk in run_steps(scheduler).chunks] == [last]
 
 
 def test_a_prompt_keeps_the_pace_of_streams_with_other_adapters() -> None:
     """Its step has no rows of these streams, but they wait for it all the same."""
     scheduler = scheduler_of(2, prefill_budget=256, inter_token_seconds=0.1)
     (stream,) = added(scheduler, some(5))
-    goes_on(scheduler, 3)
+    run_steps(scheduler, 3)
     scheduler.pace.measured(1, 0, 0.05)
     scheduler.pace.measured(0, 512, 0.512)
     added(scheduler, some(700, 1000), adapters=((0, 1.0),))
     prompt_steps = []
     for _ in range(12):
-        step = goes_on(scheduler)
+        step = run_steps(scheduler)
         if step.has_prompts:
             prompt_steps.append([chunk.n_tokens for chunk in step.chunks])
         else:
@@ -142,13 +142,13 @@ def test_cells_are_kept_only_if_that_was_asked_for() -> None:
     for prefix_cache, keep_cells in ((True, True), (True, False), (False, True)):
         scheduler = scheduler_of(prefix_cache=prefix_cache)
         (sequence,) = added(scheduler, some(50))
-        goes_on(scheduler)
+        run_steps(scheduler)
         scheduler.remove(sequence, keep_cells=keep_cells)
         assert (scheduler.cache.cells_cached > 0) == (prefix_cache and keep_cells)
         assert not scheduler.running and not scheduler.has_work
 
 
-def test_work_is_what_can_be_done_now() -> None:
+def test_there_is_work_only_if_it_can_be_done_now() -> None:
     scheduler = scheduler_of(2)
     assert not works(scheduler)
     reading = added(scheduler, some(40), some(40, 100))
@@ -160,18 +160,18 @@ def test_work_is_what_can_be_done_now() -> None:
     assert scheduler.plan().chunks == []
     reading[1].awaits_disk = False
     assert works(scheduler)
-    assert goes_on(scheduler).started == [reading[1]]
-    assert not goes_on(scheduler).started, "a slot stays reserved"
+    assert run_steps(scheduler).started == [reading[1]]
+    assert not run_steps(scheduler).started, "a slot stays reserved"
     reading[0].awaits_disk = False
-    assert goes_on(scheduler).started == [reading[0]]
+    assert run_steps(scheduler).started == [reading[0]]
     assert works(scheduler) and list(scheduler.waiting) == [behind]
 
 
-def test_one_that_ends_while_it_waits_keeps_nothing() -> None:
+def test_a_sequence_that_ends_while_it_waits_keeps_nothing() -> None:
     scheduler = scheduler_of(1)
     first, waiting = added(scheduler, some(40), some(40, 100))
-    goes_on(scheduler)
-    state = scheduler.cache.save(_kept(scheduler), is_awaited=True)
+    run_steps(scheduler)
+    state = scheduler.cache.save(put(scheduler.cache, 0, some(40)), is_awaited=True)
     assert state is not None
     waiting.saved, waiting.awaits_disk = state, True
     scheduler.remove(waiting, keep_cells=True)
@@ -179,37 +179,31 @@ def test_one_that_ends_while_it_waits_keeps_nothing() -> None:
     assert not scheduler.waiting and scheduler.running == [first]
 
 
-def _kept(scheduler: Scheduler) -> Any:
-    slot = scheduler.cache.slots[0]
-    slot.kept = some(40)
-    return slot
-
-
-def test_only_what_finds_room_starts_and_in_order() -> None:
+def test_sequences_start_in_order_when_they_fit() -> None:
     scheduler = scheduler_of(4, unified=True, n_cells=100)
     sequences = added(scheduler, some(60), some(60, 100), some(5, 200))
-    assert goes_on(scheduler).started == sequences[:1]
-    assert not goes_on(scheduler).started, "the third does not overtake the second"
+    assert run_steps(scheduler).started == sequences[:1]
+    assert not run_steps(scheduler).started, "the third does not overtake the second"
     scheduler.remove(sequences[0], keep_cells=True)
-    assert goes_on(scheduler).started == sequences[1:]
+    assert run_steps(scheduler).started == sequences[1:]
     assert scheduler.running == sequences[1:]
 
 
-def test_when_the_first_that_waits_leaves_the_next_one_is_looked_at() -> None:
+def test_when_the_first_waiting_sequence_leaves_the_next_is_checked() -> None:
     scheduler = scheduler_of(4, unified=True, n_cells=100)
     first, large, small = added(scheduler, some(60), some(60, 100), some(5, 200))
-    goes_on(scheduler, 2)
+    run_steps(scheduler, 2)
     scheduler.remove(large, keep_cells=False)
-    assert goes_on(scheduler).started == [small] and scheduler.running == [first, small]
+    assert run_steps(scheduler).started == [small] and scheduler.running == [first, small]
 
 
-def test_a_full_house_is_not_asked_again_before_somebody_leaves(
+def test_a_full_pool_is_not_checked_again_before_a_sequence_leaves(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for n_slots, more in ((1, {}), (4, {"unified": True, "n_cells": 100})):
         scheduler = scheduler_of(n_slots, **more)
         sequences = added(scheduler, some(60), some(60, 100))
-        goes_on(scheduler, 2)
+        run_steps(scheduler, 2)
         looked: list[Step] = []
         start_waiting = Scheduler._start_waiting
 
@@ -221,13 +215,13 @@ def test_a_full_house_is_not_asked_again_before_somebody_leaves(
 
         with monkeypatch.context() as patch:
             patch.setattr(Scheduler, "_start_waiting", looks)
-            goes_on(scheduler, 3)
+            run_steps(scheduler, 3)
             assert not looked
             scheduler.remove(sequences[0], keep_cells=True)
-            assert goes_on(scheduler).started == sequences[1:] and looked
+            assert run_steps(scheduler).started == sequences[1:] and looked
 
 
-def test_a_common_beginning_is_computed_by_the_first_alone() -> None:
+def test_a_common_prefix_is_computed_by_the_first_alone() -> None:
     scheduler = scheduler_of(4, prefill_budget=64)
     common = some(100)
     first, second, third, other, late = added(
@@ -238,18 +232,18 @@ def test_a_common_beginning_is_computed_by_the_first_alone() -> None:
         some(10, 500),
         some(10, 600),
     )
-    step = goes_on(scheduler)
+    step = run_steps(scheduler)
     assert step.started == [first, other], "two slots are reserved, and one is for whoever comes"
     assert second.awaited == Awaited(first, 100)
     while first.n_computed < 100:
-        assert not goes_on(scheduler).started, "nobody overtakes those who wait"
-    step = goes_on(scheduler)
+        assert not run_steps(scheduler).started, "nobody overtakes those who wait"
+    step = run_steps(scheduler)
     assert step.started == [second, third], "the beginning is there"
-    assert begins(step, second) == begins(step, third) == 100
+    assert start_of(step, second) == start_of(step, third) == 100
     assert list(scheduler.waiting) == [late]
 
 
-def test_memory_that_cannot_be_cut_gets_a_snapshot_where_somebody_waits() -> None:
+def test_memory_that_cannot_be_cut_gets_a_snapshot_for_a_waiting_prompt() -> None:
     scheduler = scheduler_of(3, recurrent=True, prefill_budget=64)
     first, second = added(scheduler, some(150), some(100) + [900] * 30)
     scheduler.plan()
@@ -259,13 +253,13 @@ def test_memory_that_cannot_be_cut_gets_a_snapshot_where_somebody_waits() -> Non
 def test_the_youngest_goes_back_to_the_head_of_the_queue() -> None:
     scheduler = scheduler_of(3)
     first, second, third = added(scheduler, some(40), some(40, 100), some(40, 200))
-    goes_on(scheduler)
+    run_steps(scheduler)
     (waiting,) = added(scheduler, some(40, 300))
     assert scheduler.preempt_youngest() is third
     assert list(scheduler.waiting) == [third, waiting] and scheduler.running == [first, second]
     assert third.saved is not None and third.slot is None
-    step = goes_on(scheduler)
-    assert step.started == [third] and begins(step, third) == 40
+    step = run_steps(scheduler)
+    assert step.started == [third] and start_of(step, third) == 40
     assert any(isinstance(move, Save) for move in step.moves)
     assert scheduler.preempt_youngest() is third and scheduler.preempt_youngest() is second
     assert scheduler.preempt_youngest() is None, "it would need the same room again"
@@ -279,14 +273,14 @@ def test_holes_are_closed_one_stream_a_step_until_no_move_helps(gone: set[int]) 
         sequences = added(scheduler, *(some(10, 100 * number) for number in range(8)))
         for sequence in sequences:
             sequence.n_most = 10_000
-        goes_on(scheduler, 3)
+        run_steps(scheduler, 3)
         scheduler.pace.measured(8, 0, 1.0)
-        assert not goes_on(scheduler).moves
+        assert not run_steps(scheduler).moves
         for number in gone:
             scheduler.remove(sequences[number], keep_cells=False)
         n_copies = []
         for _ in range(8):
-            moves = goes_on(scheduler).moves
+            moves = run_steps(scheduler).moves
             n_copies.append(sum(isinstance(move, Copy) for move in moves))
         assert n_copies == sorted(n_copies, reverse=True) and max(n_copies) <= 1
         used = {s.slot for s in scheduler.running if s.slot is not None}
@@ -297,22 +291,22 @@ def test_holes_are_closed_one_stream_a_step_until_no_move_helps(gone: set[int]) 
             assert n_runs(used) <= min(map(n_runs, others))
 
 
-def test_a_stream_moves_next_to_one_that_goes_on_in_its_own_cells() -> None:
+def test_a_stream_moves_next_to_one_that_continues_in_its_own_cells() -> None:
     scheduler = scheduler_of(6)
     (stream,) = added(scheduler, some(10))
     stream.n_most = 10_000
-    goes_on(scheduler, 3)
+    run_steps(scheduler, 3)
     scheduler.pace.measured(1, 0, 1.0)
-    assert not goes_on(scheduler).moves and stream.slot == 0
+    assert not run_steps(scheduler).moves and stream.slot == 0
     scheduler.cache.slots[3].kept = some(50, 500)
     (returns,) = added(scheduler, some(60, 500))
-    goes_on(scheduler, 2)
+    run_steps(scheduler, 2)
     assert returns.slot == 3 and stream.slot in (2, 4)
 
 
 @pytest.mark.parametrize("n_groups", [1, 2, 3])
 @pytest.mark.parametrize("n_before", [0, 1])
-def test_the_oldest_prompt_of_each_group_gets_on_beside_ever_new_ones(
+def test_the_oldest_prompt_of_each_group_advances_beside_ever_new_ones(
     n_groups: int, n_before: int
 ) -> None:
     scheduler = scheduler_of(12, prefill_budget=64, n_cells=12_000)
@@ -324,17 +318,17 @@ def test_the_oldest_prompt_of_each_group_gets_on_beside_ever_new_ones(
         for adapters in groups:
             n_short = sum(each.request.adapters == adapters for each in alive)
             added(scheduler, *[some(64, 100 * turn)] * (3 - n_short), adapters=adapters)
-        for chunk in goes_on(scheduler).chunks:
+        for chunk in run_steps(scheduler).chunks:
             if chunk.sequence.n_out and chunk.sequence not in oldest:
                 scheduler.remove(chunk.sequence, keep_cells=False)
     assert all(each.n_out for each in oldest)
 
 
-def test_whoever_comes_alone_waits_for_no_batch_to_settle_a_copy() -> None:
+def test_a_lone_prompt_waits_for_no_batch_to_settle_a_copy() -> None:
     """A step may lose all its chunks if their moves or a picture fail, and may be the last one."""
     scheduler = scheduler_of(2)
     (first,) = added(scheduler, some(64))
-    goes_on(scheduler)
+    run_steps(scheduler)
     added(scheduler, [*first.tokens[:48], 1, 2])
     step = scheduler.plan()
     assert [type(move) for move in step.moves] == [Copy]
@@ -342,6 +336,6 @@ def test_whoever_comes_alone_waits_for_no_batch_to_settle_a_copy() -> None:
         scheduler.remove(sequence, keep_cells=True)
     assert not scheduler.cache.is_settled
     (alone,) = added(scheduler, [*first.tokens[:48], 3, 4])
-    step = goes_on(scheduler)
-    assert step.started == [alone] and begins(step, alone) == 0
+    step = run_steps(scheduler)
+    assert step.started == [alone] and start_of(step, alone) == 0
     assert scheduler.cache.is_settled

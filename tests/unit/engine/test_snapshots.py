@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.bundled import bundled_gguf
 from tests.unit.engine.test_loop import Engine
-from tests.unit.engine.test_speculation import Prophet, guessed
+from tests.unit.engine.test_speculation import Prophet, guess_always
 from worker.engine.cache import cache
 from worker.engine.text.chat_template import ChatTemplate
 from worker.engine.text.prompt import PromptBuilder
@@ -28,7 +28,7 @@ def test_the_second_chat_already_has_the_system_prompt(options: dict[str, Any]) 
 
 
 @pytest.mark.parametrize("options", KINDS)
-def test_a_prompt_that_leaves_another_in_its_middle(
+def test_a_prompt_that_diverges_in_the_middle_continues_from_a_spaced_snapshot(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cache, "SPACING", 32)
@@ -44,7 +44,7 @@ class Wrong(Prophet):
 
 def test_guesses_are_in_no_snapshot() -> None:
     engine = Engine(n_slots=2, recurrent=True, most_back=5, drafter=Wrong(0))
-    guessed(engine)
+    guess_always(engine)
     first = engine.submit(1, bytes(range(40)), max_tokens=50, most_given=20)
     while first.n_computed < 40 or first.n_left < 10:  # it gets forced tokens
         engine.turn()

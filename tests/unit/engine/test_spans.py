@@ -32,7 +32,7 @@ class Chunk:
     n_tokens=st.integers(1, 300),
     data=st.data(),
 )
-def test_ids_name_a_part_and_tell_its_positions(
+def test_ids_name_a_part_and_encode_its_positions(
     medium: bytes, part: int, n_tokens: int, data: Any
 ) -> None:
     chunk = cast(Any, Chunk(n_tokens, data.draw(st.integers(1, n_tokens))))
@@ -50,7 +50,7 @@ def test_ids_name_a_part_and_tell_its_positions(
     assert position_of(tokens, len(tokens)) == 3 + chunk.n_positions
 
 
-class Hears:
+class FakeMedia:
     """A projector and a decoder that split any sound into these pieces."""
 
     sample_rate = 16_000
@@ -67,9 +67,9 @@ class Hears:
         return self.pieces
 
 
-def test_a_medium_of_many_parts_is_named_once() -> None:
+def test_a_medium_of_many_parts_is_hashed_once() -> None:
     """A long sound has sixty parts, and its file may be large."""
-    hears, encoded = Hears([MediaChunk(1, False, 1, None) for _ in range(60)]), bytes(1 << 24)
+    hears, encoded = FakeMedia([MediaChunk(1, False, 1, None) for _ in range(60)]), bytes(1 << 24)
     began = time.thread_time()
     hashlib.sha256(encoded).digest()
     named = time.thread_time()
@@ -81,7 +81,7 @@ def test_a_medium_of_many_parts_is_named_once() -> None:
 def test_a_medium_that_a_request_holds_is_not_decoded_again() -> None:
     """For example for the choices of a prompt; under another salt it is, because cache hits would
     leak."""
-    hears = Hears([(1, 2), MediaChunk(3, False, 3, None), (4,), MediaChunk(2, False, 2, None)])
+    hears = FakeMedia([(1, 2), MediaChunk(3, False, 3, None), (4,), MediaChunk(2, False, 2, None)])
     decoded = hears.decoded
 
     def read(data: bytes = b"a", salt: str | None = None, counted: bool = False) -> PromptTokens:
@@ -105,7 +105,7 @@ def test_a_medium_that_a_request_holds_is_not_decoded_again() -> None:
     assert len(decoded) == 5
 
 
-def test_the_least_recently_used_embeddings_give_way() -> None:
+def test_the_least_recently_used_embeddings_are_evicted() -> None:
     kept, rows = Embeddings(250), np.zeros((1, 25), np.float32)
     for name in (b"a", b"b"):
         kept.put((None, name), rows)

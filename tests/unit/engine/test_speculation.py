@@ -66,9 +66,9 @@ class Prophet(Drafter):
         return guesses
 
 
-def guessed(engine: Engine | RealEngine, dice: random.Random | None = None) -> Speculation:
-    """An engine that tries all guesses, or random ones, whatever they are worth and however slow
-    the machine is."""
+def guess_always(engine: Engine | RealEngine, dice: random.Random | None = None) -> Speculation:
+    """Make an engine try all guesses, or with `dice` a random number of them, whatever they are
+    worth and however slow the machine is; returns its speculation."""
     speculation = engine.loop.speculation
     assert speculation is not None
     speculation._worth = lambda chances: (  # type: ignore[method-assign]
@@ -95,7 +95,7 @@ def guessed(engine: Engine | RealEngine, dice: random.Random | None = None) -> S
     st.booleans(),
     st.sampled_from([{}, {"window": 12}, {"recurrent": True, "most_back": 5}]),
 )
-def test_answers_are_what_they_are_without_guesses(
+def test_guesses_do_not_change_answers(
     jobs: list[tuple[bytes, int, int]],
     stop: tuple[str, ...],
     outcomes: list[DecodeOutcome],
@@ -105,7 +105,7 @@ def test_answers_are_what_they_are_without_guesses(
 ) -> None:
     drafter = Prophet(seed, computes=bool(seed % 2))
     engine = Engine(n_slots=2, unified=unified, drafter=drafter, **memory)
-    speculation = guessed(engine, random.Random(seed))
+    speculation = guess_always(engine, random.Random(seed))
     engine.runner.outcomes = [o for o in outcomes if not (engine.recurrent and o == "aborted")]
     for request_id, (prompt, max_tokens, pause) in enumerate(jobs):
         engine.submit(request_id, prompt, max_tokens=max_tokens, stop=stop)
@@ -127,7 +127,7 @@ def test_answers_are_what_they_are_without_guesses(
 
 def test_right_guesses_bring_several_tokens_a_step() -> None:
     engine = Engine(drafter=Prophet(3))
-    guessed(engine)
+    guess_always(engine)
     engine.submit(1, answered_with(60, b"a")[0], max_tokens=60)
     engine.run()
     assert engine.stats is not None and engine.stats.tokens_accepted > 20
@@ -151,16 +151,16 @@ def test_guesses_fit_a_small_batch(plain: RealEngine, batch: int) -> None:
     plain.run()
     drafter = draft_model(bundled_gguf("f32"), batch=batch)
     engine = RealEngine(slots=2, drafter=drafter, batch=batch, prefill_budget=batch)
-    speculation = guessed(engine)
+    speculation = guess_always(engine)
     again = engine.submit(STORY, max_tokens=40)
     engine.run()
     assert engine.text(again) == plain.text(asked)
     assert speculation.n_accepted
 
 
-def test_a_token_may_be_forbidden_that_the_draft_model_does_not_know(plain: RealEngine) -> None:
+def test_a_forbidden_token_may_be_unknown_to_the_draft_model(plain: RealEngine) -> None:
     engine = RealEngine(slots=2, drafter=draft_model(bundled_gguf("f32"), n_fewer=2))
-    speculation = guessed(engine)
+    speculation = guess_always(engine)
     said = plain.submit(STORY, max_tokens=20)
     plain.run()
     forbidden = (plain.model.n_vocab - 1, *plain.ids(said)[:3])
@@ -243,11 +243,11 @@ def differs_as_drawn(
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 @pytest.mark.parametrize("count", [2, pytest.param(500, marks=pytest.mark.long)])
-def test_llama_cpp_says_the_same_with_guesses(
+def test_guesses_do_not_change_answers_of_llama_cpp(
     plain: RealEngine, guessing: tuple[str, RealEngine], sampling: dict[str, Any], count: int
 ) -> None:
     drafter, engine = guessing
-    speculation = guessed(engine)
+    speculation = guess_always(engine)
     drafted, accepted = speculation.n_drafted, speculation.n_accepted
     n_rounded = 0
     for prompt in prompts(count):
@@ -264,10 +264,10 @@ def test_llama_cpp_says_the_same_with_guesses(
         assert right < (0.1 if drafter == "another" else 1)
 
 
-def test_a_long_text_changes_at_near_ties_alone(plain: RealEngine) -> None:
+def test_a_long_text_changes_only_at_near_ties(plain: RealEngine) -> None:
     """Different rounding stays in the cells that all later tokens read."""
     engine = RealEngine(slots=1, drafter=Lookup())
-    speculation = guessed(engine)
+    speculation = guess_always(engine)
     ours, theirs = (e.submit(LIST, max_tokens=400, ignore_eos=True) for e in (engine, plain))
     engine.run()
     plain.run()
@@ -286,11 +286,11 @@ class Foretold(Prophet):
 
 
 @pytest.mark.parametrize("stop", [("two",), ()])
-def test_what_cannot_follow_a_guess_fails_nobody_before_its_turn(
+def test_a_dead_end_after_guesses_fails_only_when_it_is_reached(
     plain: RealEngine, stop: tuple[str, ...]
 ) -> None:
-    """If no token may follow a text, the text is sent before the request fails, or ends it if a
-    stop matches."""
+    """If no token may follow a text, the text is sent before the request fails, or is its end if
+    a stop matches."""
     banned = [" nine"[:n].encode() for n in range(1, 6)]
     bias = tuple(
         (id, -math.inf)
@@ -304,7 +304,7 @@ def test_what_cannot_follow_a_guess_fails_nobody_before_its_turn(
     }
     drafter = Foretold(0)
     engine = RealEngine(slots=2, drafter=drafter)
-    guessed(engine)
+    guess_always(engine)
     asked = plain.submit(STORY, **options)
     plain.run()
     whole = plain.submit(STORY, **options | {"stop": ()})
@@ -316,9 +316,9 @@ def test_what_cannot_follow_a_guess_fails_nobody_before_its_turn(
     assert isinstance(engine.events[again][-1], Finished if stop else Failed)
 
 
-def test_a_sampler_that_breaks_behind_right_guesses_ends_its_request_alone() -> None:
+def test_a_sampler_that_breaks_after_right_guesses_fails_its_request_alone() -> None:
     engine = Engine(unified=True, drafter=Prophet(3))
-    speculation = guessed(engine)
+    speculation = guess_always(engine)
     for request_id in (1, 2):
         engine.submit(request_id, b"a prompt", max_tokens=30, most_given=2 * (request_id == 1))
     engine.turn()
@@ -337,12 +337,12 @@ def test_a_sampler_that_breaks_behind_right_guesses_ends_its_request_alone() -> 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS[1:3], ids=str)
 @pytest.mark.long
-def test_draws_have_the_distribution_that_they_have_without_guesses(
+def test_guesses_do_not_change_the_distribution_of_draws(
     plain: RealEngine, guessing: tuple[str, RealEngine], sampling: dict[str, Any]
 ) -> None:
     """For the third token, by Pearson's two-sample test at one in a thousand."""
     engine = guessing[1]
-    guessed(engine)
+    guess_always(engine)
 
     def drawn(engine: RealEngine, seeds: range) -> Counter[int]:
         options = {"max_tokens": 4, "ignore_eos": True, **sampling}
@@ -364,11 +364,11 @@ def test_draws_have_the_distribution_that_they_have_without_guesses(
     assert statistic < bound, cells
 
 
-def test_what_a_guess_left_behind_is_not_used_again(
+def test_cells_of_wrong_guesses_are_not_reused(
     plain: RealEngine, guessing: tuple[str, RealEngine]
 ) -> None:
     engine = guessing[1]
-    guessed(engine)
+    guess_always(engine)
     for stop in ((), (" a",)):
         first = engine.generate(STORY, max_tokens=24, stop=stop)
         assert first == plain.generate(STORY, max_tokens=24, stop=stop)
@@ -459,13 +459,13 @@ def played(
 @pytest.mark.parametrize("row_cost", [0.02, pytest.param(0.2, marks=pytest.mark.long), 0.6, 1.2])
 @pytest.mark.parametrize("hits", [0.0, 0.2, 0.6])
 @pytest.mark.parametrize(("n_tokens", "to_look"), [(1500, 0.0), (1500, 0.1), (6000, 0.002)])
-def test_guesses_lose_half_a_hundredth_and_six_steps_at_most(
+def test_guesses_lose_at_most_half_a_percent_and_six_steps(
     row_cost: float, hits: float, n_tokens: int, to_look: float
 ) -> None:
     assert played(row_cost, hits, n_tokens, to_look) >= 0.995 - 6 / n_tokens
 
 
-def test_guesses_that_are_right_win() -> None:
+def test_right_guesses_save_time() -> None:
     assert played(0.1, 0.99) > 2
     assert played(0.2, 0.95) > 1.3
     # Even if a look-up costs more than guesses may lose, as with steps of less than a
@@ -536,7 +536,7 @@ def served(to_read: float, a_guess: float, hits: float, n_out: int, n_requests: 
 @pytest.mark.parametrize("to_read", [0.0, pytest.param(3.0, marks=pytest.mark.long), 30.0])
 @pytest.mark.parametrize(("a_guess", "hits"), [(0.1, 0.0), (0.1, 0.3), (0.5, 0.7), (0.9, 0.99)])
 @pytest.mark.parametrize("n_out", [8, 200])
-def test_a_draft_model_loses_the_reading_of_a_prompt_more_at_most(
+def test_a_draft_model_loses_at_most_the_reading_of_a_prompt_more(
     to_read: float, a_guess: float, hits: float, n_out: int
 ) -> None:
     n_requests = 12_000 // n_out
@@ -556,7 +556,7 @@ def test_wrong_guesses_end_after_a_plain_step_that_took_a_minute() -> None:
     assert sum(map(bool, tried[1000:])) < 20
 
 
-def test_a_good_draft_model_wins() -> None:
+def test_a_good_draft_model_saves_time() -> None:
     assert served(2.0, 0.1, 0.9, 200) > 1.4
     assert served(2.0, 0.02, 0.98, 200) > 2
 
@@ -621,7 +621,7 @@ def streams(n: int) -> list[Chunk]:
 @pytest.mark.parametrize("n_streams", [1, 3])
 @pytest.mark.parametrize("row", [0.01, 0.07, 0.2, 0.5, 1.1])
 @pytest.mark.parametrize("chance", [0.1, 0.4, 0.7, 0.95, 0.98])
-def test_as_much_is_guessed_as_brings_most_tokens_a_second(
+def test_the_number_of_guesses_gives_the_most_tokens_a_second(
     chance: float, row: float, n_streams: int
 ) -> None:
     drafter, pace = Known(chance), priced(n_streams, row)
@@ -651,7 +651,7 @@ def test_while_nothing_is_guessed_the_cost_of_more_rows_is_forgotten_now_and_the
 
 @pytest.mark.parametrize("row", [0.05, 0.2])
 @pytest.mark.parametrize("a_guess", [0.01, 0.1, 0.35])
-def test_what_a_guess_takes_counts_as_its_row_does(row: float, a_guess: float) -> None:
+def test_the_time_of_a_guess_counts_like_that_of_its_row(row: float, a_guess: float) -> None:
     """Both as fractions of a plain step, which takes half a second here."""
     machine = Machine(Guesser(0.0, a_guess / 2), 0.5, row / 2)
     machine.pace.measured(41, 0, (1 + 40 * row) / 2)
@@ -665,7 +665,7 @@ def test_what_a_guess_takes_counts_as_its_row_does(row: float, a_guess: float) -
     assert second == worth(chances, 1, row + a_guess, 2.01 - first * a_guess)
 
 
-def test_beside_given_tokens_a_guess_is_one_more_row() -> None:
+def test_beside_forced_tokens_a_guess_is_one_more_row() -> None:
     """The second row is the most expensive on a CPU, and forced tokens have already paid for it."""
     machine = Machine(SlowLookup(0.0), 1.0, 0.1)
     for n_rows, seconds in ((2, 2.0), (3, 2.1), (4, 2.2)):
@@ -680,17 +680,17 @@ def test_beside_given_tokens_a_guess_is_one_more_row() -> None:
     assert 0.8 < machine.speculation._account - account < 1, "by the known price of a row"
 
 
-def test_nothing_is_guessed_where_it_cannot_be() -> None:
+def test_nothing_is_guessed_for_requests_that_do_not_allow_it() -> None:
     assert Engine(recurrent=True, drafter=Lookup()).loop.speculation is None
     engine = Engine(drafter=Lookup())
-    speculation = guessed(engine)
+    speculation = guess_always(engine)
     text = b"abcabcabcabc"
     assert not drafted(speculation, stream(text, 100, 1, deterministic=True))
     assert not drafted(speculation, stream(text, 100, 3, is_seeded=True))
     assert drafted(speculation, stream(text, 100, 2))
 
 
-def test_a_long_prompt_is_known_over_several_steps() -> None:
+def test_a_long_prompt_is_read_over_several_steps() -> None:
     """No step reads all of it, because that would block the engine's thread for all streams."""
     lookup = Lookup()
     prompt = b"once. " + bytes(range(256)) * 80 + b"once! once"
@@ -702,7 +702,7 @@ def test_a_long_prompt_is_known_over_several_steps() -> None:
     assert found[0] == b". " and found[-1] == b"! ", "what comes first is known first"
 
 
-def test_a_form_is_guessed_up_to_the_next_value(plain: RealEngine) -> None:
+def test_a_constrained_answer_is_guessed_up_to_the_next_value(plain: RealEngine) -> None:
     """The text between two values, even if its key is new; in the next answer from its first key
     on."""
     keys = ("name", "street", "city", "country", "number", "colour", "weight", "animal")
@@ -741,7 +741,7 @@ def test_several_streams_in_one_pool_are_guessed_for(temperature: float, batch: 
         n_cells = 3 * CONTEXT_OF_REAL
         engine = RealEngine(3, n_cells=n_cells, kv_unified=True, drafter=drafter, batch=batch)
         if drafter is not None:
-            guessed(engine)
+            guess_always(engine)
         for _ in range(2):  # the second time, the answers are known
             asked = [
                 engine.submit(
@@ -782,7 +782,7 @@ def test_wrong_guesses_are_taken_back_from_every_memory(
         )
         for drafter in (None, reader)
     )
-    speculation = guessed(guessing)
+    speculation = guess_always(guessing)
     monkeypatch.setattr(guessing.cache, "start_over", Mock(side_effect=AssertionError))
     for text in (LIST, STORY):
         prompt = tuple(plain.prompts.build(text))
@@ -810,7 +810,7 @@ def test_a_spent_account_rests_until_a_try_is_worth_it() -> None:
     assert tried == [True, False, False, True, True]
 
 
-def test_each_step_brings_its_stake_and_a_look_up_takes_its_time() -> None:
+def test_each_step_adds_to_the_account_and_a_look_up_is_charged() -> None:
     machine = Machine(SlowLookup(0.1), 2.0, 0.0)
     sequence = stream(b"no text comes twice")
     account = machine.speculation._account
@@ -842,7 +842,7 @@ class Recorder(Guesser):
         self.forgotten.append(sequence.request_id)
 
 
-def test_a_drafter_that_reads_along_is_told_of_the_end_though_it_never_guessed() -> None:
+def test_a_drafter_that_reads_along_is_notified_of_the_end_even_without_a_guess() -> None:
     machine = Machine(Recorder(), 1.0, 0.0)
     assert isinstance(machine.drafter, Recorder)
     sequence = stream(b"abc")
@@ -859,7 +859,7 @@ def test_a_drafter_that_reads_along_is_told_of_the_end_though_it_never_guessed()
     assert machine.drafter.forgotten == [1], "it has never heard of these"
 
 
-def test_nothing_is_guessed_behind_an_end_nor_beyond_a_stream_s_last_token() -> None:
+def test_nothing_is_guessed_after_an_end_or_a_stream_s_last_token() -> None:
     machine = Machine(Recorder(), 1.0, 0.0)
     assert isinstance(machine.drafter, Recorder)
     machine.pace.measured(2, 0, 1.0)

@@ -183,7 +183,7 @@ def test_the_rest_of_a_chat_keeps_its_ids(model: Model) -> None:
     assert n_first + n_last >= len(plain) - len(said) - 1
 
 
-def test_tools_names_and_variables_are_said_too() -> None:
+def test_spellings_in_tools_names_and_variables_stay_text() -> None:
     chats = _bundled("{{ m | tojson }}{{ tools | tojson }}{{ extra }}")
     end = chats.end
     call = {"type": "function", "function": {"name": end, "arguments": {end: [end, 1, None]}}}
@@ -197,7 +197,7 @@ def test_tools_names_and_variables_are_said_too() -> None:
     assert chats.text(ids).count(end) == 8
 
 
-def test_reasoning_that_goes_on_is_said_too() -> None:
+def test_spellings_in_continued_reasoning_stay_text() -> None:
     chats = _bundled("{{ messages[0].content }}")
     ids = {}
     for thought in ("a", f"a{chats.end}b"):
@@ -219,7 +219,7 @@ def test_special_tokens_of_a_raw_prompt_are_recognised() -> None:
     assert len([token for token in ids if token in chats.model.control]) == 3
 
 
-def test_nobody_can_use_up_the_marks() -> None:
+def test_a_chat_that_uses_up_the_marks_is_refused() -> None:
     everything = "".join(map(chr, range(0xE000, 0xF900)))
     chats = _bundled("{{ m.content }}")
     assert chats.ids(user(everything))
@@ -228,7 +228,7 @@ def test_nobody_can_use_up_the_marks() -> None:
         chats.builder.build(prompt)
 
 
-def test_words_and_single_characters_are_no_spellings() -> None:
+def test_words_and_single_characters_are_not_spellings() -> None:
     chat = {"messages": [user("the user said X")]}
     assert Spellings(["user", "X", ""]).marking(chat, "messages", tuple) is None
 
@@ -243,7 +243,7 @@ def test_a_spelling_that_is_escaped_in_a_call_s_arguments_stays_text() -> None:
 
 
 @pytest.mark.parametrize("depth", [900, 100_000])
-def test_arguments_without_an_end_of_nesting_are_told_or_refused(depth: int) -> None:
+def test_endlessly_nested_arguments_are_rendered_or_refused(depth: int) -> None:
     """Which one depends on Python's recursion limit."""
     chats = _bundled("{{ tools | tojson }}{{ m | tojson }}")
     function = {"name": "f", "arguments": '{"a": ' * depth + "1" + "}" * depth}
@@ -296,7 +296,7 @@ TURN = re.compile(r"<\|?[\w-]+\|?>|\[/?[A-Z_]+\]", re.ASCII)
 
 
 @pytest.mark.parametrize("path", sorted(TEMPLATES.glob("*.jinja")), ids=lambda path: path.stem)
-def test_what_a_template_joins_makes_no_control_token(path: Path) -> None:
+def test_text_that_a_template_joins_makes_no_control_token(path: Path) -> None:
     """If it deletes one of its words, or two with the text between them, anywhere."""
     template = ChatTemplate(path.read_text(), {"bos_token": "<s>", "eos_token": "</s>"})
 

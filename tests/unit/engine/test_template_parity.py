@@ -127,7 +127,7 @@ def test_prompts_equal_the_reference(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_what_is_our_own_tells_the_model_all(name: str) -> None:
+def test_our_own_prompts_contain_everything(name: str) -> None:
     template = ChatTemplate((TEMPLATES / f"{name}.jinja").read_text(), SPECIAL)
     chats, reason = OWN[name]
     assert template.takes_tools == (reason is not IN_WORDS)

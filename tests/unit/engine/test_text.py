@@ -28,7 +28,7 @@ def stream(pieces: list[bytes]) -> list[str]:
 
 
 @given(st.lists(st.binary(max_size=6), max_size=12))
-def test_any_bytes_become_what_the_one_shot_decode_gives(pieces: list[bytes]) -> None:
+def test_bytes_in_pieces_decode_like_the_whole(pieces: list[bytes]) -> None:
     assert "".join(stream(pieces)) == b"".join(pieces).decode("utf-8", "replace")
 
 

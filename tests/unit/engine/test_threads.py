@@ -23,7 +23,7 @@ cpu_sets = st.sets(st.integers(0, N_CPUS - 1), min_size=1)
     st.sampled_from([None, 1.5, 3.0]),
     st.booleans(),
 )
-def test_a_look_a_second_and_the_rule_for_what_it_saw(
+def test_the_cpus_are_checked_once_a_second_and_set_the_threads(
     steps: list[tuple[float, set[int]]], quota: float | None, smt: bool
 ) -> None:
     """`steps`: seconds since the last one, and the CPUs that are then allowed."""
@@ -49,7 +49,7 @@ def test_a_look_a_second_and_the_rule_for_what_it_saw(
     assert [each.threads for each in told if isinstance(each, Threads)] == used[1:]
 
 
-def test_where_the_system_does_not_tell_nothing_changes() -> None:
+def test_without_known_cpus_nothing_changes() -> None:
     used: list[int] = []
     follows = ThreadsFollowCpus(Cores({}), 2, used.append, lambda _: None, lambda: None)
     follows.check(5.0)
@@ -57,7 +57,7 @@ def test_where_the_system_does_not_tell_nothing_changes() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads are bound only on Linux")
-def test_a_thread_that_is_bound_does_not_tell_for_the_others() -> None:
+def test_a_bound_thread_does_not_hide_the_cpus_of_the_others() -> None:
     """For example, OpenMP may bind the engine thread, which checks."""
     allowed, done = os.sched_getaffinity(0), threading.Event()
     unbound = threading.Thread(target=done.wait)
