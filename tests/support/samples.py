@@ -1,4 +1,4 @@
-"""Small real GGUF files for the tests of this folder, written by the gguf package."""
+"""Small real GGUF files for tests, written by the gguf package."""
 
 from __future__ import annotations
 

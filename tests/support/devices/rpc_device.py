@@ -52,7 +52,7 @@ def play_gpu(patch: Callable[[object, str, Any], None] = setattr) -> None:
         for device in selected.devices:
             if device.registry == "RPC":
                 # Through ggml, a dead device would end this process; and it always claims the same
-                # free memory for ever.
+                # free memory.
                 check_answers(device.description)
                 residency = replace(residency, buffers=())
         really_check(selected, residency, locked=locked)

@@ -17,7 +17,7 @@ from worker.commands import convert as cli
 
 SIZES = {"BF16": 2, "F32": 4, "U32": 4, "F8_E4M3": 1}
 Tensor = tuple[str, str, Sequence[int], bytes]
-"""Return name, type, shape and values."""
+"""Name, type, shape and values."""
 
 
 def converted(source: Path, target: Path, *flags: str) -> Path:

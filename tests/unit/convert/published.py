@@ -18,7 +18,7 @@ Shapes = dict[str, Shape]
 DATA = Path(__file__).parents[2] / "data/definitions"
 CONFIGS: dict[str, dict[str, Any]] = json.loads((DATA / "published.json").read_text())
 TENSORS: dict[str, dict[str, list[Any]]] = json.loads((DATA / "tensors.json").read_text())
-"""Return what transformers saves for a configuration."""
+"""The tensors that transformers saves for a configuration."""
 
 
 def write(folder: Path, config: dict[str, Any], weights: Iterable[tuple[str, Shape]]) -> None:

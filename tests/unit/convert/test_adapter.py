@@ -115,7 +115,7 @@ def test_odd_tensors_are_refused_by_name(base: Path, copy: Path, name: str, word
         convert_adapter(copy, read_header(base), copy / "a.gguf")
 
 
-def test_heads_of_another_width_than_the_models_share(tmp_path: Path) -> None:
+def test_an_adapter_of_heads_with_another_width_is_permuted_like_its_weight(tmp_path: Path) -> None:
     """The delta of a weight with wide heads must be in the order of that weight's rows."""
     source = checkpoint("mistral", tmp_path)
     before = GGUFReader(converted(source, tmp_path / "base.gguf", "--outtype", "f32")).tensors
@@ -188,7 +188,7 @@ def test_another_models_adapter_is_refused(base: Path, copy: Path, tmp_path: Pat
         ("granite-hybrid", "shared_mlp.input_linear", ["ffn_gate_shexp", "ffn_up_shexp"]),
     ],
 )
-def test_names_go_by_the_familys_table(
+def test_names_of_an_adapter_follow_the_familys_table(
     tmp_path: Path, family: str, module: str, weights: list[str]
 ) -> None:
     source = checkpoint(family, tmp_path)
@@ -215,12 +215,12 @@ def test_names_go_by_the_familys_table(
     }
 
 
-def test_a_file_in_place_of_the_folder_is_told(base: Path, tmp_path: Path) -> None:
+def test_an_adapter_that_is_not_a_folder_is_refused(base: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=f"{base} is not a folder"):
         convert_adapter(base, read_header(base), tmp_path / "a.gguf")
 
 
-def test_what_the_flag_means() -> None:
+def test_the_flag_of_adapters_is_parsed() -> None:
     assert parse_adapter("a.gguf") == Adapter("a", "a.gguf", 1.0, is_default=True)
     assert parse_adapter("x/a.gguf=0.5") == Adapter("a", "x/a.gguf", 0.5, is_default=True)
     assert parse_adapter("x/a/:0") == Adapter("a", "x/a/", 0.0, is_default=True)

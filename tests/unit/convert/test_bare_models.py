@@ -39,7 +39,9 @@ def bare(folder: Path, name: str) -> None:
         ("xlm-roberta", "RobertaForMaskedLM"),  # As in all-roberta-large.
     ],
 )
-def test_it_is_converted_as_the_usual_class(tmp_path: Path, model: str, name: str) -> None:
+def test_a_bare_model_is_converted_like_the_usual_class(
+    tmp_path: Path, model: str, name: str
+) -> None:
     folder = checkpoint(model, tmp_path)
     shutil.copy(DATA / "qwen3-embedding/modules.json", folder)
     shutil.copytree(DATA / "qwen3-embedding/1_Pooling", folder / "1_Pooling", dirs_exist_ok=True)
@@ -54,14 +56,14 @@ def test_it_is_converted_as_the_usual_class(tmp_path: Path, model: str, name: st
     usual.close()
 
 
-def test_without_a_pooling_the_head_is_missed(tmp_path: Path) -> None:
+def test_without_a_pooling_a_missing_head_is_reported(tmp_path: Path) -> None:
     folder = checkpoint("mistral", tmp_path)
     bare(folder, "MistralModel")
     with pytest.raises(ModelError, match="there is no lm_head"):
         prepare_checked(folder, Options())
 
 
-def test_an_encoder_alone_ends_texts_as_its_tokenizer_does(tmp_path: Path) -> None:
+def test_a_bare_encoder_ends_texts_like_its_tokenizer(tmp_path: Path) -> None:
     """Also without the files of sentence-transformers: one token between two texts, not two."""
     folder = checkpoint("modern-bert", tmp_path)
     texts = {"<|endoftext|>": 0, "<|im_start|>": 1}

@@ -30,7 +30,7 @@ from worker.models.gguf.header import read_header
 TINY = Path(__file__).parents[3] / "worker/assets/tiny-model"
 
 
-def test_the_manifest_is_what_sha256sum_says(tmp_path: Path) -> None:
+def test_the_manifest_has_the_hash_of_the_source(tmp_path: Path) -> None:
     header = read_header(converted(TINY, tmp_path / "m.gguf", "--name", "Tiny"))
     files = [p for p in sorted(TINY.iterdir()) if p.suffix in (".json", ".safetensors")]
     lines = [f"{hashlib.sha256(p.read_bytes()).hexdigest()}  {p.name}\n" for p in files]
@@ -42,7 +42,7 @@ def test_the_manifest_is_what_sha256sum_says(tmp_path: Path) -> None:
     assert header.name == "Tiny"
 
 
-def test_a_name_that_llama_cpp_would_trip_over_is_changed(tmp_path: Path) -> None:
+def test_a_name_that_llama_cpp_would_misread_is_changed(tmp_path: Path) -> None:
     source = checkpoint("phi-3", tmp_path)
     target = converted(source, tmp_path / "m.gguf", "--name", "My-Phi-3-mini")
     assert "phi-3" not in str(read_header(target).name).lower()
@@ -51,7 +51,7 @@ def test_a_name_that_llama_cpp_would_trip_over_is_changed(tmp_path: Path) -> Non
     model.close()
 
 
-def test_json_lines_tell_phases_and_rates(tmp_path: Path) -> None:
+def test_json_lines_report_phases_and_percentages(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "worker.commands.convert", str(TINY), str(tmp_path / "m.gguf")]
     done = subprocess.run(
         [*command, "--progress", "json"], capture_output=True, text=True, check=True
@@ -88,7 +88,7 @@ def test_importance_changes_what_is_kept(tmp_path: Path) -> None:
     assert plain.read_bytes() != weighted.read_bytes()
 
 
-def test_what_is_no_importance_matrix_is_refused(tmp_path: Path) -> None:
+def test_an_invalid_importance_matrix_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("this is no matrix at all")
     legacy_matrix(tmp_path / "damaged", {"a": np.ones(3, np.float32)})
     with (tmp_path / "damaged").open("r+b") as file:
@@ -104,7 +104,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_phase_is_told_at_its_beginning_at_its_end_and_ten_times_a_second_between(
+def test_a_phase_is_reported_at_its_begin_at_its_end_and_ten_times_a_second(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("sys.stdout", stdout := io.StringIO())
@@ -123,7 +123,7 @@ def test_a_phase_is_told_at_its_beginning_at_its_end_and_ten_times_a_second_betw
     ]
 
 
-def test_a_terminal_has_a_live_line_and_behind_it_what_is_said(
+def test_a_note_replaces_the_live_line_of_a_terminal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("sys.stderr", terminal := Terminal())
@@ -137,7 +137,7 @@ def test_a_terminal_has_a_live_line_and_behind_it_what_is_said(
 
 
 @pytest.mark.parametrize("style", ["bar", "json"])
-def test_every_answer_stands_behind_what_was_shown_meanwhile(
+def test_every_result_comes_after_the_progress(
     style: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a line of its own, even if a progress bar is on the same terminal, and as the last line of
@@ -158,7 +158,7 @@ def test_every_answer_stands_behind_what_was_shown_meanwhile(
             assert last.startswith((words, str(tmp_path))) and words in last
 
 
-def test_a_file_gets_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_gets_no_progress_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stderr", file := io.StringIO())
     Reporter("bar").step("convert", 1, 2)
     assert file.getvalue() == ""
@@ -168,7 +168,7 @@ HOLDS = "import sys, pathlib; from worker.convert.scratch import Scratch; "
 HOLDS += "Scratch(pathlib.Path(sys.argv[1])); print(flush=True); sys.stdin.read()"
 
 
-def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path: Path) -> None:
+def test_folders_of_a_killed_process_are_removed_by_the_next(tmp_path: Path) -> None:
     command = [sys.executable, "-c", HOLDS, str(tmp_path)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     living, killed = (subprocess.Popen(command, **pipes) for _ in range(2))  # type: ignore[call-overload]
@@ -195,7 +195,7 @@ convert.run(sys.argv[1:])
 
 
 @pytest.mark.parametrize(("module", "command"), [("check", "convert"), ("verify", "verify")])
-def test_what_a_killed_command_left_is_removed_by_the_next(
+def test_files_of_a_killed_command_are_removed_by_the_next(
     module: str, command: str, tmp_path: Path
 ) -> None:
     file, folder = tmp_path / "m.gguf", tmp_path / "temporary"
@@ -213,7 +213,7 @@ def test_what_a_killed_command_left_is_removed_by_the_next(
     assert list(folder.iterdir()) == []
 
 
-def test_where_no_folder_can_be_locked_none_is_made(
+def test_if_no_folder_can_be_locked_none_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_file: int, _how: int) -> None:
@@ -225,7 +225,7 @@ def test_where_no_folder_can_be_locked_none_is_made(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_parent_that_is_not_there_yet_is_the_next_above_it(tmp_path: Path) -> None:
+def test_a_missing_parent_is_replaced_by_the_next_above_it(tmp_path: Path) -> None:
     with Scratch(tmp_path / "not/there") as mine:
         assert mine.parent == tmp_path
     assert list(tmp_path.iterdir()) == []

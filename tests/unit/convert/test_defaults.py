@@ -16,7 +16,7 @@ import pytest
 
 from tests.unit.convert import files
 from tests.unit.convert.published import CONFIGS
-from tests.unit.convert.test_parity import DATA, MODELS, SAYING, checkpoint
+from tests.unit.convert.test_parity import DATA, GENERATING, MODELS, checkpoint
 from worker.convert import architectures, family, prepare
 from worker.convert.config import Config
 from worker.convert.family import metadata
@@ -25,11 +25,11 @@ from worker.convert.family.rules import Metadata
 from worker.convert.prepare import Options
 from worker.errors import ModelError
 
-SAID: dict[str, dict[str, Any]] = json.loads(
+DEFAULTS: dict[str, dict[str, Any]] = json.loads(
     (DATA.parent / "definitions/defaults.json").read_text()
 )
 CLASSES = json.loads((files_of(family) / "classes.json").read_text())
-SAID_ELSEWHERE = {"id2label", "tie_word_embeddings"}
+SET_BY_TENSORS = {"id2label", "tie_word_embeddings"}
 """Keys that the tensors determine: a ranker has a row for each label, and a model without a head
 uses its embedding."""
 WHOLE = {"rope_parameters"}
@@ -86,9 +86,9 @@ def test_an_absent_key_is_its_default(name: str, tmp_path: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     section = config.get("text_config", config)
     differing = {}
-    for key in (k for k in SAID[name].keys() - SAID_ELSEWHERE if not k.endswith(TOKEN)):
+    for key in (k for k in DEFAULTS[name].keys() - SET_BY_TENSORS if not k.endswith(TOKEN)):
         absent = with_section(config, {k: v for k, v in section.items() if k != key})
-        there = with_section(config, {**section, key: SAID[name][key]})
+        there = with_section(config, {**section, key: DEFAULTS[name][key]})
         found = described(absent)
         if found != described(there) and not (key in WHOLE and isinstance(found, str)):
             differing[key] = found
@@ -97,7 +97,7 @@ def test_an_absent_key_is_its_default(name: str, tmp_path: Path) -> None:
     assert not differing
 
 
-def test_what_equals_the_defaults_may_be_left_out_together() -> None:
+def test_all_keys_with_default_values_may_be_missing() -> None:
     """As in the parts of multimodal models that transformers 4 saved."""
     parity = {name: json.loads((DATA / name / "config.json").read_text()) for name in MODELS}
     n_left_out = 0
@@ -113,7 +113,7 @@ def test_what_equals_the_defaults_may_be_left_out_together() -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_key_has_each_name_of_its_class(name: str) -> None:
+def test_a_key_is_read_by_each_name_of_its_class(name: str) -> None:
     config = json.loads((DATA / name / "config.json").read_text())
     section = config.get("text_config", config)
     for other, key in CLASSES[section["model_type"].removesuffix("_text")]["names"].items():
@@ -137,11 +137,11 @@ def test_the_last_layer_of_a_gemma_4_has_no_window() -> None:
     assert described(with_section(config, other)) == described(config)
 
 
-def test_a_head_is_tied_where_the_class_ties_it(tmp_path: Path) -> None:
+def test_a_head_is_tied_if_the_class_ties_it(tmp_path: Path) -> None:
     """Even if the file has a separate one; `tie_embedding` is LFM 2's name for it."""
-    tying = [name for name in MODELS if SAID[name].get("tie_word_embeddings") is True]
+    tying = [name for name in MODELS if DEFAULTS[name].get("tie_word_embeddings") is True]
     heads = {}
-    for name in sorted(set(tying) & set(SAYING)):
+    for name in sorted(set(tying) & set(GENERATING)):
         folder = checkpoint(name, tmp_path)
         config = json.loads((folder / "config.json").read_text())
         if "text_config" in config:
@@ -166,7 +166,7 @@ def test_positions_are_counted_from_the_default_of_the_padding(tmp_path: Path) -
     folder = checkpoint("xlm-roberta", tmp_path)
     config = json.loads((folder / "config.json").read_text())
     absent = made(folder, {k: v for k, v in config.items() if k != "pad_token_id"})
-    there = made(folder, {**config, "pad_token_id": SAID["xlm-roberta"]["pad_token_id"]})
+    there = made(folder, {**config, "pad_token_id": DEFAULTS["xlm-roberta"]["pad_token_id"]})
     assert absent is not None and there is not None
     assert absent[1]["position_embd.weight"] == there[1]["position_embd.weight"]
     n_rows, n_embd = config["max_position_embeddings"], config["hidden_size"]
@@ -174,7 +174,7 @@ def test_positions_are_counted_from_the_default_of_the_padding(tmp_path: Path) -
     assert none is not None and none[1]["position_embd.weight"] == (n_rows, n_embd)
 
 
-def test_what_releases_differ_in_must_be_there(tmp_path: Path) -> None:
+def test_a_key_whose_default_differs_between_releases_is_required(tmp_path: Path) -> None:
     folder = checkpoint("qwen3-vl", tmp_path)
     with files.rewritten(folder / "config.json") as config:
         del config["text_config"]["rope_parameters"]
@@ -182,7 +182,7 @@ def test_what_releases_differ_in_must_be_there(tmp_path: Path) -> None:
         prepare.prepare(folder, Options())
 
 
-def test_layers_that_pick_tokens_are_told_in_each_form(tmp_path: Path) -> None:
+def test_layers_that_pick_tokens_are_read_in_each_form(tmp_path: Path) -> None:
     """For GLM 5: by a list of kinds, by letters, or by an interval and an offset."""
     folder = checkpoint("glm-dsa", tmp_path)
     config = json.loads((folder / "config.json").read_text())
@@ -206,7 +206,9 @@ def test_layers_that_pick_tokens_are_told_in_each_form(tmp_path: Path) -> None:
         ("seed-oss", "attention_bias", "attn_q.bias"),
     ],
 )
-def test_what_settings_deny_is_not_taken(name: str, key: str, target: str, tmp_path: Path) -> None:
+def test_a_tensor_that_the_settings_exclude_is_refused(
+    name: str, key: str, target: str, tmp_path: Path
+) -> None:
     """transformers ignores such a tensor, and llama.cpp would use it."""
     folder = checkpoint(name, tmp_path)
     files.edit(folder / "config.json", **{key: False})
@@ -214,13 +216,13 @@ def test_what_settings_deny_is_not_taken(name: str, key: str, target: str, tmp_p
         prepare.prepare(folder, Options())
 
 
-def test_biases_that_a_llama_does_not_tell_are_not_taken(tmp_path: Path) -> None:
+def test_biases_that_a_llama_does_not_declare_are_refused(tmp_path: Path) -> None:
     folder = checkpoint("llama-biases", tmp_path)
     config = json.loads((folder / "config.json").read_text())
     assert made(folder, {k: v for k, v in config.items() if k != "attention_bias"}) is None
 
 
-def test_an_interval_says_which_layers_attend(tmp_path: Path) -> None:
+def test_an_interval_defines_the_layers_with_attention(tmp_path: Path) -> None:
     """Layers that should have attention, but lack its tensors, are reported."""
     folder = checkpoint("qwen3-next", tmp_path)
     config = json.loads((folder / "config.json").read_text())

@@ -222,7 +222,7 @@ def test_damage_is_named(
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "llama-shards"])
-def test_a_tensor_that_all_layers_lack_is_missed(name: str, tmp_path: Path) -> None:
+def test_a_tensor_that_all_layers_lack_is_reported(name: str, tmp_path: Path) -> None:
     """Each kind of tensor in turn, whether or not llama.cpp requires it."""
     source = checkpoint(name, tmp_path)
     kinds: dict[str, list[str]] = {}
@@ -256,7 +256,7 @@ def test_a_value_that_a_type_cannot_hold_is_found(
 
 @pytest.mark.parametrize("outtype", ["bf16", "f16", "f32", "q8_0", "q4_k_m"])
 @pytest.mark.parametrize("bits", [b"\xc0\x7f", b"\x80\xff"], ids=["NaN", "-inf"])
-def test_a_source_that_is_no_number_is_refused_for_every_type(
+def test_a_source_with_nan_or_infinity_is_refused_for_every_type(
     outtype: str, bits: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = checkpoint("llama", tmp_path)
@@ -294,7 +294,7 @@ def test_a_head_that_the_configuration_ties_is_named(
 
 
 @pytest.mark.parametrize("is_own", [True, False])
-def test_a_head_that_llama_cpp_has_no_place_for_must_be_the_embedding(
+def test_a_head_that_llama_cpp_cannot_store_must_equal_the_embedding(
     is_own: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = checkpoint("gemma", tmp_path)
@@ -306,7 +306,7 @@ def test_a_head_that_llama_cpp_has_no_place_for_must_be_the_embedding(
         converted(source, tmp_path / "m.gguf")
 
 
-def test_a_folder_of_a_name_that_is_no_text_is_converted(
+def test_a_folder_whose_name_is_not_utf_8_is_converted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
@@ -317,7 +317,7 @@ def test_a_folder_of_a_name_that_is_no_text_is_converted(
     assert verified(Path("llama"), target) == 0
 
 
-def test_ends_beyond_the_vocabulary_are_told(
+def test_ends_beyond_the_vocabulary_are_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A model without another one would never stop."""
@@ -330,7 +330,7 @@ def test_ends_beyond_the_vocabulary_are_told(
 
 
 @pytest.mark.parametrize("number", ["-1", "0", "1e3", "1025", "", "9" * 5000])
-def test_a_number_of_threads_that_computes_nothing_is_refused(
+def test_an_invalid_number_of_threads_is_refused(
     number: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = tmp_path / "model.gguf"
@@ -351,7 +351,7 @@ def test_json_progress_ends_with_the_error(tmp_path: Path) -> None:
     assert "tokenizer" in last["error"]["message"]
 
 
-def test_where_llama_cpp_aborts_its_reason_is_told(tmp_path: Path) -> None:
+def test_the_reason_of_an_abort_of_llama_cpp_is_reported(tmp_path: Path) -> None:
     """And not the end of the stack trace after it."""
     source = checkpoint("llama", tmp_path)
     with rewritten(source / "tokenizer.json") as tokenizer:
@@ -432,7 +432,7 @@ def test_an_interrupt_leaves_nothing(how: signal.Signals, tmp_path: Path) -> Non
     assert list(target.parent.iterdir()) == []
 
 
-def test_a_run_within_a_process_leaves_its_handlers(tmp_path: Path) -> None:
+def test_a_run_within_a_process_restores_its_handlers(tmp_path: Path) -> None:
     before = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)]
     missing = str(tmp_path / "missing")
     assert cli.run([missing, str(tmp_path / "model.gguf"), "--progress", "none"]) == 3
@@ -451,7 +451,7 @@ def test_a_conversion_that_gets_no_thread_says_so(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_disk_without_room_is_told_before_anything_is_written(
+def test_a_full_disk_is_reported_before_anything_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Including the intermediate file of a K-quant, which is larger than the result."""
@@ -517,7 +517,7 @@ def test_a_file_system_that_syncs_no_folder_has_the_whole_model(
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
-def test_what_is_read_is_not_written_to(
+def test_files_of_the_source_are_not_overwritten(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = checkpoint("llama", tmp_path)
@@ -527,7 +527,7 @@ def test_what_is_read_is_not_written_to(
     assert (source / name).read_bytes() == before
 
 
-def test_the_importance_matrix_is_not_written_to(
+def test_the_importance_matrix_is_not_overwritten(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (matrix := tmp_path / "matrix.gguf").write_bytes(b"hours of work")
@@ -558,7 +558,7 @@ def test_an_importance_matrix_that_nothing_would_use_is_refused(
     assert list(tmp_path.iterdir()) == [matrix]
 
 
-def test_what_ends_the_quantiser_is_told(
+def test_the_reason_of_an_abort_of_the_quantiser_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(quantize, "__name__", "tests.support.aborting_quantiser")
@@ -566,7 +566,7 @@ def test_what_ends_the_quantiser_is_told(
     assert sentence.endswith(": GGML_ASSERT(n_dims > 0) failed.")
 
 
-def test_what_is_no_file_is_not_replaced(
+def test_a_target_that_is_not_a_file_is_not_replaced(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     os.mkfifo(tmp_path / "pipe")
@@ -608,7 +608,7 @@ def test_a_command_that_shows_no_progress_has_no_such_flag(
 
 
 @pytest.mark.parametrize("flag", ["q8_0", "q4_k_m"])
-def test_what_a_link_names_is_not_written_to(
+def test_the_target_of_a_link_is_not_overwritten(
     flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The partial file is always one of our own."""
@@ -625,7 +625,7 @@ def test_what_a_link_names_is_not_written_to(
     assert "is not a regular file" in capsys.readouterr().err
 
 
-def test_a_whole_file_goes_before_the_index_of_others(tmp_path: Path) -> None:
+def test_a_single_file_takes_precedence_over_an_index(tmp_path: Path) -> None:
     """Like in transformers: saving a model again into its folder leaves the old index."""
     source, other = checkpoint("llama-shards", tmp_path), checkpoint("llama", tmp_path)
     before = Checkpoint.open(source).tensors
@@ -640,7 +640,7 @@ def test_a_whole_file_goes_before_the_index_of_others(tmp_path: Path) -> None:
     assert before.keys() == found.keys()
 
 
-def test_a_file_that_came_during_a_conversion_is_kept(
+def test_a_file_that_appeared_during_a_conversion_is_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "m.gguf"
@@ -657,7 +657,7 @@ def test_a_file_that_came_during_a_conversion_is_kept(
 
 
 @pytest.mark.parametrize("name", [None, "\udcff"])
-def test_a_name_that_is_no_text_is_told(
+def test_a_name_that_is_not_utf_8_is_refused(
     name: str | None,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -673,7 +673,7 @@ def test_a_name_that_is_no_text_is_told(
     assert [each.name for each in tmp_path.iterdir()] == [source]
 
 
-def test_a_reader_that_has_enough_is_no_fault(tmp_path: Path) -> None:
+def test_a_closed_pipe_ends_the_command_quietly(tmp_path: Path) -> None:
     assert cli.run([str(TINY), str(tmp_path / "m.gguf"), "--progress", "none"]) == 0
     command = [sys.executable, "-m", "worker.commands.convert", "inspect", str(tmp_path / "m.gguf")]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -683,7 +683,7 @@ def test_a_reader_that_has_enough_is_no_fault(tmp_path: Path) -> None:
     assert (child.returncode, said) == (128 + signal.SIGPIPE, b"")
 
 
-def test_closed_standard_files_are_no_place_for_a_model(tmp_path: Path) -> None:
+def test_with_closed_standard_files_a_model_is_written_correctly(tmp_path: Path) -> None:
     command = f"{sys.executable} -m worker.commands.convert {TINY} {tmp_path}/m.gguf <&- >&- 2>&-"
     assert subprocess.run(["sh", "-c", command], check=False).returncode == 0
     assert cli.run(["verify", str(TINY), str(tmp_path / "m.gguf"), "--progress", "none"]) == 0

@@ -89,7 +89,7 @@ CASES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_hostile_checkpoint_is_a_sentence(name: str, tmp_path: Path) -> None:
+def test_a_hostile_checkpoint_is_refused_in_a_sentence(name: str, tmp_path: Path) -> None:
     source = checkpoint(name.rpartition(": ")[0] or "llama", tmp_path)
     CASES[name][0](source)
     with little_memory(), pytest.raises(ModelError, match=CASES[name][1]) as caught:
@@ -100,7 +100,7 @@ def test_a_hostile_checkpoint_is_a_sentence(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "family", ["deepseek-v3", "qwen3-moe", "gemma-4", "nemotron-h", "qwen3-next"]
 )
-def test_no_count_of_any_family_takes_memory(family: str, tmp_path: Path) -> None:
+def test_no_huge_count_of_any_family_takes_memory(family: str, tmp_path: Path) -> None:
     source = checkpoint(family, tmp_path)
     config = json.loads((source / "config.json").read_text())
     with little_memory():
@@ -160,7 +160,9 @@ FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("rounds", [60, pytest.param(10_000, marks=pytest.mark.long)])
 @pytest.mark.timeout(3600)
-def test_whatever_is_changed_is_taken_or_told(name: str, rounds: int, tmp_path: Path) -> None:
+def test_a_mutated_checkpoint_is_converted_or_refused(
+    name: str, rounds: int, tmp_path: Path
+) -> None:
     draw, refused = random.Random(f"{name} {rounds}"), 0
     with little_memory():
         for n in range(rounds):
@@ -185,7 +187,7 @@ def test_whatever_is_changed_is_taken_or_told(name: str, rounds: int, tmp_path: 
 
 @pytest.mark.parametrize("rounds", [60, pytest.param(10_000, marks=pytest.mark.long)])
 @pytest.mark.timeout(3600)
-def test_an_adapter_is_taken_or_told(rounds: int, tmp_path: Path) -> None:
+def test_a_mutated_adapter_is_converted_or_refused(rounds: int, tmp_path: Path) -> None:
     base = files.converted(bundled_folder(), tmp_path / "base.gguf", "--outtype", "f16")
     header, draw, refused = read_header(base), random.Random(rounds), 0
     with little_memory():

@@ -107,7 +107,7 @@ def faults(path: Path, embeds: bool) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_ollama_reads_what_is_meant(name: str, tmp_path: Path) -> None:
+def test_ollama_reads_our_files_correctly(name: str, tmp_path: Path) -> None:
     made = prepare(checkpoint(name, tmp_path), Options())
     made.close()
     file, pooling = tmp_path / "model.gguf", f"{made.architecture}.pooling_type"

@@ -18,7 +18,7 @@ from worker.convert.prepare import Options, prepare
 
 DATA = Path(__file__).parents[2] / "data/parity"
 MODELS = sorted(p.name for p in DATA.iterdir() if p.name != "tokenizer")
-SAYING = [name for name in MODELS if "logits" in np.load(DATA / name / "expected.npz")]
+GENERATING = [name for name in MODELS if "logits" in np.load(DATA / name / "expected.npz")]
 """Checkpoints that generate text."""
 LOOSE = {"gemma", "gemma-2", "gemma-3", "starcoder-2", "phi-2"}
 LOOSE |= {
@@ -55,8 +55,8 @@ def test_logits_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
     assert np.abs(got - wanted).max() <= tolerance * np.abs(wanted).max()
 
 
-@pytest.mark.parametrize("name", SAYING)
-def test_repacked_weights_say_what_they_say_as_stored(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", GENERATING)
+def test_repacked_weights_have_the_logits_of_stored_ones(name: str, tmp_path: Path) -> None:
     """llama.cpp ends the process if a repacked type lacks an operation."""
     expected = np.load(DATA / name / "expected.npz")
     target = files.converted(

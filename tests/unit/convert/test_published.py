@@ -216,7 +216,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("model", sorted(REFUSED))
-def test_the_others_are_refused_by_name(tmp_path: Path, model: str) -> None:
+def test_other_published_models_are_refused_by_name(tmp_path: Path, model: str) -> None:
     assert {FBGEMM, MLX, *REFUSED} == CONFIGS.keys() - TENSORS.keys()
     published.write(tmp_path, CONFIGS[model], [("model.norm.weight", (16384,))])
     index = INDEXES / f"{model}.json.gz"

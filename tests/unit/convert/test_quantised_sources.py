@@ -114,7 +114,7 @@ def test_fp8_is_multiplied_with_its_scales(
 @pytest.mark.parametrize(
     ("scale_shape", "block"), [((4,), None), ((4, 1, 1), None), ((4, 4, 2), [16, 32])]
 )
-def test_a_stack_of_experts_has_scales_of_each(
+def test_a_stack_of_experts_has_scales_for_each(
     tmp_path: Path, scale_shape: tuple[int, ...], block: list[int] | None
 ) -> None:
     """As in Mistral's published models, beside scales of activations."""
@@ -216,7 +216,7 @@ def test_mxfp4_experts_keep_their_bits(tmp_path: Path) -> None:
     ("dtype", "bits"),
     [("F8_E4M3FNUZ", 8), ("F8_E5M2FNUZ", 8), ("F6_E2M3", 6), ("F6_E3M2", 6), ("F4", 4)],
 )
-def test_a_type_that_safetensors_has_is_read(dtype: str, bits: int, tmp_path: Path) -> None:
+def test_every_type_of_safetensors_is_read(dtype: str, bits: int, tmp_path: Path) -> None:
     """Also by its own library; an unused tensor may have any type."""
     path, n_bytes = tmp_path / "model.safetensors", 8 * bits
     entry = {"dtype": dtype, "shape": [8, 8], "data_offsets": [0, n_bytes]}
@@ -243,7 +243,7 @@ def describe(folder: Path, method: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in PACKAGES.glob("*")))
-def test_a_weight_has_the_values_that_its_own_package_makes(name: str, tmp_path: Path) -> None:
+def test_a_weight_has_the_values_of_its_own_package(name: str, tmp_path: Path) -> None:
     """To the last bit of the type in which the package computes; rows are read a few at a time.
     ModelOpt's zero has no sign."""
     stored_by_package(name, tmp_path)
@@ -389,7 +389,7 @@ def test_columns_are_read_by_tiles(
     name: str, tile: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("worker.convert.checkpoint._TILE_BYTES", tile)
-    test_a_weight_has_the_values_that_its_own_package_makes(name, tmp_path)
+    test_a_weight_has_the_values_of_its_own_package(name, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -426,7 +426,7 @@ def gptq(weight: np.ndarray, scale: np.ndarray) -> dict[str, tuple[str, np.ndarr
     }
 
 
-def test_of_a_turned_matrix_each_byte_is_read_once(
+def test_each_byte_of_a_transposed_matrix_is_read_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stored_by_package("gptq-zero", tmp_path)
@@ -447,7 +447,7 @@ def test_of_a_turned_matrix_each_byte_is_read_once(
 
 
 @pytest.mark.parametrize("change", [0, 1])
-def test_biases_of_zeros_are_kept_where_the_model_has_them(change: int, tmp_path: Path) -> None:
+def test_zero_biases_are_kept_if_the_model_has_them(change: int, tmp_path: Path) -> None:
     """GPTQ's packages add one to every layer; Qwen 2 has them for q, k and v, and they are kept for
     all layers of a kind, zero or not."""
     source = checkpoint("qwen2", tmp_path)
@@ -471,7 +471,7 @@ def test_biases_of_zeros_are_kept_where_the_model_has_them(change: int, tmp_path
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "phi-3", "qwen3-moe"])
-def test_a_checkpoint_of_gptq_is_converted_as_its_values_are(family: str, tmp_path: Path) -> None:
+def test_a_gptq_checkpoint_equals_the_conversion_of_its_values(family: str, tmp_path: Path) -> None:
     """With rows that llama.cpp reorders, parts of fused matrices, and experts; with the zero biases
     that AutoGPTQ adds and the model's own class ignores."""
     source, plain = (checkpoint(family, tmp_path / each) for each in ("gptq", "plain"))
@@ -527,7 +527,7 @@ def nvfp4(values: np.ndarray) -> tuple[Tensors, np.ndarray]:
     [*((each, "") for each in ("llama", "qwen3-moe", "qwen3.5", "deepseek-v3"))]
     + [("qwen3-moe", "nvfp4")],
 )
-def test_a_checkpoint_of_mlx_is_converted_as_its_values_are(
+def test_an_mlx_checkpoint_equals_the_conversion_of_its_values(
     family: str, mode: str, tmp_path: Path
 ) -> None:
     """With the embedding, stacks of experts, and layers of other sizes and of the affine mode;
@@ -581,7 +581,7 @@ def test_a_checkpoint_of_mlx_is_converted_as_its_values_are(
     assert all(np.array_equal(of_mlx[name], of_values[name]) for name in of_values)
 
 
-def test_experts_of_four_bits_are_converted(tmp_path: Path) -> None:
+def test_four_bit_experts_are_converted(tmp_path: Path) -> None:
     """As in the published Kimi K2 Thinking: each expert's matrices, in groups of 32."""
     source = checkpoint("qwen3-moe", tmp_path)
     tensors, generator = read_all(source / "model.safetensors"), np.random.default_rng(4)
@@ -654,7 +654,7 @@ def test_layers_may_have_formats_of_their_own(
         Checkpoint.open(tmp_path)
 
 
-def test_integers_that_cross_a_border_are_refused(tmp_path: Path) -> None:
+def test_integers_that_cross_words_are_refused(tmp_path: Path) -> None:
     """Releases of compressed-tensors pack three bits in two different ways."""
     stored_by_package("int4", tmp_path)
     describe(tmp_path, packed(3))

@@ -164,7 +164,7 @@ def test_the_level_with_least_left_counts_even_if_its_limit_is_larger(host: Host
     assert budget.memory_derivation.endswith("/a/memory.max")
 
 
-def test_the_limit_beyond_which_a_group_is_slowed_down_counts_too(host: Host) -> None:
+def test_the_limit_of_memory_high_counts_too(host: Host) -> None:
     host.v2("/a")
     host.write("sys/fs/cgroup/a/memory.max", f"{8 * GIB}\n")
     host.write("sys/fs/cgroup/a/memory.high", f"{6 * GIB}\n")
@@ -202,7 +202,7 @@ def test_without_a_limit_the_host_counts(host: Host) -> None:
     assert budget.memory_total_bytes == 64 * GIB
 
 
-def test_this_machine(tmp_path: Path) -> None:
+def test_the_budget_of_this_machine_is_plausible(tmp_path: Path) -> None:
     budget = cpu_budget(None)
     assert 1 <= budget.threads <= (os.cpu_count() or 1)
     assert 0 < budget.memory_available_bytes < budget.memory_total_bytes

@@ -18,7 +18,7 @@ def test_this_processor_runs_the_worker() -> None:
     platform.machine() != "x86_64" or not Path("/proc/cpuinfo").exists(),
     reason="asks an x86-64 processor under Linux",
 )
-def test_the_processor_is_really_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_processor_itself_is_queried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bits that no such processor sets are missing, and the kernel's flags agree on an optional
     one."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -27,7 +27,7 @@ def test_the_processor_is_really_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert instructions.missing() == ["reserved", *([] if "avx" in flags else ["AVX"])]
 
 
-def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_instructions_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(instructions, "missing", lambda: ["SSE4.2", "POPCNT"])
     with pytest.raises(BackendMismatch, match="lacks SSE4.2, POPCNT; the worker needs x86-64-v2"):
         instructions.check()

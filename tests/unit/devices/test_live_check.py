@@ -106,7 +106,7 @@ def test_a_gpu_that_the_driver_lost_is_a_loss(check: Check) -> None:
         check(70 * GIB, nvml=Nvml(15))
 
 
-def test_another_process_does_not_hold_the_model_for_us(check: Check) -> None:
+def test_the_memory_of_another_process_does_not_count(check: Check) -> None:
     others = {os.getpid() + 1: 40 * GIB}
     check(30 * GIB, nvml=Nvml(0, {os.getpid(): 7 * GIB, **others}))
     with pytest.raises(ResidencyViolation, match="bytes in use by this worker, less than"):
@@ -118,7 +118,7 @@ def test_a_driver_that_does_not_know_this_process_counts_the_whole_device(check:
     check(70 * GIB, nvml=Nvml(0, {os.getpid(): (1 << 64) - 1}))
 
 
-def test_another_process_does_not_stand_in_where_the_driver_counts_otherwise(
+def test_the_memory_of_another_process_does_not_count_with_the_hosts_process_ids(
     check: Check,
 ) -> None:
     """As in a container, where the driver lists the host's process ids."""
@@ -133,7 +133,7 @@ def test_another_process_does_not_stand_in_where_the_driver_counts_otherwise(
     check(70 * GIB, nvml=Nvml(), held=held)
 
 
-def test_a_vulkan_driver_without_a_memory_budget_is_not_asked_how_much_is_in_use(
+def test_a_vulkan_device_without_a_memory_budget_is_watched_only_for_presence(
     check: Check, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     vulkan = Selected((Card(replace(GPU, registry="Vulkan"), 80 * GIB),))
@@ -146,13 +146,13 @@ def test_a_vulkan_driver_without_a_memory_budget_is_not_asked_how_much_is_in_use
         check(80 * GIB)
 
 
-def test_a_process_that_the_driver_knows_needs_no_stand_in(check: Check) -> None:
+def test_a_process_that_the_driver_lists_has_no_other_holders(check: Check) -> None:
     check(70 * GIB, nvml=Nvml(0, {os.getpid(): 7 * GIB, os.getpid() + 1: 40 * GIB}))
     assert live_check.holders(SELECTED, HELD) == ()
     assert live_check.watch(SELECTED, HELD).watched == "process"
 
 
-def test_an_earlier_worker_on_the_card_does_not_stand_in_for_this_one(check: Check) -> None:
+def test_an_earlier_worker_on_the_card_does_not_count_as_this_one(check: Check) -> None:
     earlier, ours = os.getpid() + 1, os.getpid() + 2
     check(60 * GIB, nvml=Nvml(0, {earlier: 8 * GIB, ours: 7 * GIB}))
     before = {earlier: 8 * GIB, ours: GIB >> 2}
@@ -163,18 +163,18 @@ def test_an_earlier_worker_on_the_card_does_not_stand_in_for_this_one(check: Che
         check(70 * GIB, nvml=Nvml(0, {earlier: 8 * GIB}), held=held)
 
 
-def test_a_driver_that_lists_no_process_is_said_to_watch_the_whole_device(check: Check) -> None:
+def test_if_the_driver_lists_no_process_the_whole_device_is_watched(check: Check) -> None:
     check(70 * GIB, nvml=Nvml())  # as in a MIG instance, or without permission
     assert live_check.watch(SELECTED, HELD).watched == "device"
 
 
-def test_memory_of_a_cpu_worker_is_only_looked_at_when_it_was_to_be_locked() -> None:
+def test_memory_of_a_cpu_worker_is_checked_only_if_it_must_be_locked() -> None:
     held = replace(HELD, device="CPU", buffers=(Buffer("weights", "CPU", 1),))
     live_check.check(Selected(), held, locked=False)
     live_check.check(Selected(), replace(held, buffers=HELD.buffers), locked=True)
 
 
-def test_the_nvidia_driver_tells_its_version(tmp_path: Path) -> None:
+def test_the_version_of_the_nvidia_driver_is_read(tmp_path: Path) -> None:
     folder = tmp_path / "proc/driver/nvidia"
     folder.mkdir(parents=True)
     (folder / "version").write_text(
@@ -183,7 +183,7 @@ def test_the_nvidia_driver_tells_its_version(tmp_path: Path) -> None:
     assert machine.driver_versions(tmp_path)["nvidia"] == "580.95.05"
 
 
-def test_the_cpu_tells_its_model_and_features(tmp_path: Path) -> None:
+def test_the_model_and_the_features_of_the_cpu_are_read(tmp_path: Path) -> None:
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/cpuinfo").write_text("processor\t: 0\nmodel name\t: AMD EPYC 9B14\n")
     assert machine.cpu_model(tmp_path) == "AMD EPYC 9B14"
@@ -195,10 +195,10 @@ def test_the_cpu_tells_its_model_and_features(tmp_path: Path) -> None:
     [((7, 1, 1, 4), False), ((7, 1, 9, 5), True), ((7, 2, 1, 5), False), ((8, 1, 9, 5), False)],
     ids=["the same", "written to", "of another number", "of another file system"],
 )
-def test_a_file_is_lost_if_it_is_written_to_and_not_if_it_is_another(
+def test_a_file_is_lost_if_it_is_modified_but_not_if_it_is_replaced(
     now: tuple[int, ...], is_lost: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """File systems reuse inode numbers, and a link may point to one file after another."""
+    """File systems have the same inode numbers, and a link may point to one file after another."""
     names = ("st_dev", "st_ino", "st_size", "st_mtime_ns")
     told = [SimpleNamespace(**dict(zip(names, each, strict=True))) for each in (now, (7, 1, 1, 4))]
     monkeypatch.setattr(setting_files, "os", SimpleNamespace(stat=lambda _: told.pop()))

@@ -71,7 +71,7 @@ def test_the_wording_is_that_of_the_pinned_release() -> None:
     assert library.versions()["llama_cpp_python"] == PINNED
 
 
-def test_every_telling_line_is_read() -> None:
+def test_every_used_line_is_read() -> None:
     report = parse(ON_A_GPU.splitlines())
     assert report.buffers == [
         Buffer("weights", "CUDA0", mib(4403.49)),
@@ -108,7 +108,7 @@ def test_every_telling_line_is_read() -> None:
         "some_new_pool:        CPU scratch buffer size =   12.00 MiB",
     ],
 )
-def test_a_line_in_other_words_is_an_error(line: str) -> None:
+def test_a_line_with_another_wording_is_an_error(line: str) -> None:
     with pytest.raises(ResidencyViolation, match="unknown words") as caught:
         parse([*ON_A_GPU.splitlines(), line])
     assert caught.value.details["line"] == line
@@ -128,7 +128,7 @@ def test_a_line_in_other_words_is_an_error(line: str) -> None:
         "",
     ],
 )
-def test_talk_about_other_things_is_passed_over(line: str) -> None:
+def test_unrelated_lines_are_ignored(line: str) -> None:
     before = parse(ON_A_GPU.splitlines())
     assert parse([line, *ON_A_GPU.splitlines()]) == before
 

@@ -77,7 +77,7 @@ def decoded(context: Context) -> list[str]:
 @pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("backend", ["cpu", "cuda"])
-def test_the_plan_is_what_is_then_allocated(
+def test_the_plan_equals_the_allocation(
     backend: str, shape: str, settings: str, config: MakeConfig, gpu: int
 ) -> None:
     index = gpu if backend == "cuda" else 0
@@ -93,7 +93,7 @@ def test_the_plan_is_what_is_then_allocated(
 @pytest.mark.parametrize(
     ("kind", "flash_attention"), [*((kind, "on") for kind in KINDS), ("dense", "off")]
 )
-def test_what_adapters_take_while_they_are_computed_is_planned(
+def test_the_memory_to_compute_adapters_is_planned(
     kind: Kind, flash_attention: str, config: MakeConfig, tmp_path: Path
 ) -> None:
     path = random_model(kind, width=4)

@@ -109,7 +109,7 @@ def test_all_of_a_model_is_on_its_card() -> None:
     assert MadeUp.n_open == 0
 
 
-def test_what_a_card_cannot_look_up_is_on_the_host() -> None:
+def test_tensors_that_a_card_cannot_look_up_are_on_the_host() -> None:
     MadeUp.takes = staticmethod(lambda name: name == "position_embd.weight")
     found = place(model(), (FIRST,))
     on_card = POSITIONS + PADDING + BLOCKS + LAST
@@ -121,7 +121,7 @@ def test_what_a_card_cannot_look_up_is_on_the_host() -> None:
     assert found == Weights((copied,), EMBEDDING, ("token_embd.weight",), names)
 
 
-def test_layers_lie_on_their_cards() -> None:
+def test_layers_are_on_their_cards() -> None:
     """The output counts as a layer; the input is with the first one."""
     first = INPUT + 2 * (BLOCK + PADDING)
     rest = BLOCK + PADDING
@@ -142,7 +142,7 @@ def test_layers_lie_on_their_cards() -> None:
         ("gemma4", {"output": False, "output_norm": False}, 1),  # an encoder
     ],
 )
-def test_a_tied_embedding_lies_there_twice_where_the_output_is_made_first(
+def test_a_tied_embedding_is_there_twice_if_the_output_is_made_first(
     architecture: str, without: dict[str, bool], n_copies: int
 ) -> None:
     found = place(model(architecture, **without), (FIRST,))
@@ -177,7 +177,7 @@ def test_on_a_processor_the_output_is_repacked_beside_the_input(
 
 
 @pytest.mark.parametrize("order", [(FIRST, SECOND), (SECOND, FIRST)])
-def test_the_largest_tensor_is_one_that_each_device_takes(
+def test_the_largest_tensor_is_one_that_each_device_accepts(
     monkeypatch: pytest.MonkeyPatch, order: placement.Devices
 ) -> None:
     most = {FIRST: 5 << 20, SECOND: (4 << 20) - 1}
@@ -187,7 +187,9 @@ def test_the_largest_tensor_is_one_that_each_device_takes(
 
 
 @pytest.mark.parametrize("used", [3, [1, 3, 2]], ids=["one number", "one of each layer"])
-def test_as_many_experts_are_asked_for_as_are_used(tmp_path: Path, used: int | list[int]) -> None:
+def test_ggml_is_asked_with_the_number_of_used_experts(
+    tmp_path: Path, used: int | list[int]
+) -> None:
     counts = {"llama.expert_used_count": used}
     place(read_header(write_gguf(tmp_path / "m.gguf", overrides=counts)), ())
     assert set(MadeUp.seen) == {3}
@@ -212,7 +214,7 @@ def test_as_many_experts_are_asked_for_as_are_used(tmp_path: Path, used: int | l
         ((10, 10, 12, 10), (11, 10), (2, 2)),
     ],
 )
-def test_layers_are_shared_out_by_their_middles(
+def test_layers_are_distributed_by_their_middles(
     sizes: tuple[int, ...], available: tuple[int, ...], layers: tuple[int, ...]
 ) -> None:
     *blocks, output = sizes

@@ -135,7 +135,7 @@ def whole(**chosen: Any) -> dict[str, Any]:
 # --- the parts ----------------------------------------------------------------------------
 
 
-def test_on_a_processor_all_parts_lie_in_memory(header: GgufHeader) -> None:
+def test_on_a_processor_all_parts_are_in_memory(header: GgufHeader) -> None:
     plan = planned(header, **whole())
     assert plan.parts == {
         "weights": WEIGHTS,
@@ -178,7 +178,9 @@ def test_each_of_several_cards_has_its_share(header: GgufHeader, cards: Cards) -
     assert plan.device == ("CARD0", "CARD1")
 
 
-def test_what_embeds_has_no_states_and_a_larger_margin(header: GgufHeader, cards: Cards) -> None:
+def test_a_model_that_embeds_has_no_states_and_a_larger_margin(
+    header: GgufHeader, cards: Cards
+) -> None:
     pooled = replace(header, pooling="mean")
     plan = planned(pooled, cards.card(8 << 30), context_length=512, kv_store="/x", speculate="mtp")
     assert plan.parts["kv"] == 512 * CELL, "one text's cells, which all share"
@@ -232,7 +234,7 @@ def test_a_store_has_room_for_two_sequences(header: GgufHeader) -> None:
     assert "kv_store" not in planned(header, **whole()).parts
 
 
-def test_a_draft_model_lies_on_the_first_device(header: GgufHeader, cards: Cards) -> None:
+def test_a_draft_model_is_on_the_first_device(header: GgufHeader, cards: Cards) -> None:
     beside = {"draft": header}
     devices = [cards.card(8 << 30), cards.card(8 << 30)]
     plan = planned(header, *devices, beside=beside, **whole(context_length=8192))
@@ -258,7 +260,7 @@ def test_layers_for_multi_token_prediction_have_a_context_of_their_own(header: G
     assert plan.parts["draft"] == 1024 * CELL + 128 * (ROW + HOST_ROW + OUT) + states
 
 
-def test_a_projector_lies_on_the_device_and_its_embeddings_in_memory(
+def test_a_projector_is_on_the_device_and_its_embeddings_in_memory(
     header: GgufHeader, cards: Cards
 ) -> None:
     eyes = read_header(random_projector("gemma3"))
@@ -267,9 +269,7 @@ def test_a_projector_lies_on_the_device_and_its_embeddings_in_memory(
     assert plan.host_parts["embeddings"] == 64 * MIB
 
 
-def test_adapters_and_control_vectors_lie_beside_the_weights(
-    header: GgufHeader, tmp_path: Path
-) -> None:
+def test_adapters_and_control_vectors_count_as_weights(header: GgufHeader, tmp_path: Path) -> None:
     base = random_model("dense")
     files = [random_adapter(base, tmp_path / str(rank), rank, rank=rank) for rank in (4, 32)]
     adapters = tuple(map(read_header, files))
@@ -350,7 +350,7 @@ def test_a_default_cache_of_a_card(header: GgufHeader, cards: Cards) -> None:
         (True, 1 << 15, 4, 1, 1 << 17),
     ],
 )
-def test_a_default_cache_has_bounds(
+def test_a_default_cache_has_limits(
     on_card: bool,
     trained: int,
     slots: int,
@@ -365,9 +365,7 @@ def test_a_default_cache_has_bounds(
 
 
 @pytest.mark.parametrize("chosen", [{}, {"context_length": 512}, {"kv_cells": 1000}], ids=str)
-def test_memory_that_is_recurrent_alone_is_told_to_take_no_cells(
-    chosen: dict[str, Any], header: GgufHeader
-) -> None:
+def test_purely_recurrent_memory_takes_no_cells(chosen: dict[str, Any], header: GgufHeader) -> None:
     ByHand.cell = 0
     assert planned(header, slots=4, **chosen).kv_reason.endswith("tokens, which take no cells")
 
@@ -402,7 +400,7 @@ def test_a_huge_cache_is_planned_from_smaller_ones(
         ({"kv_cells": 1024, "slots": 2, "context_length": 1024, "kv_unified": True}, 1024, 1024, 1),
     ],
 )  # fmt: skip
-def test_cells_are_shared_out(
+def test_cells_are_divided_among_the_slots(
     chosen: dict[str, Any], cells: int, length: int, unified: bool, header: GgufHeader
 ) -> None:
     plan = planned(header, **chosen)
@@ -479,7 +477,9 @@ def test_cells_that_a_card_cannot_address_are_refused(
     assert planned(header, card, slots=4).kv_cells == 4096
 
 
-def test_what_is_too_large_to_lay_out_grows_evenly(header: GgufHeader) -> None:
+def test_the_plan_of_a_cache_that_is_too_large_to_lay_out_is_extrapolated(
+    header: GgufHeader,
+) -> None:
     with pytest.raises(InsufficientVram) as caught:
         planned(header, host=1 << 30, **whole(context_length=1 << 24))
     told = caught.value.details
@@ -520,7 +520,7 @@ def test_a_card_needs_some_of_the_hosts_memory(header: GgufHeader, cards: Cards)
     assert caught.value.details["available_bytes"] == needed - 1
 
 
-def test_a_card_in_the_hosts_memory_takes_of_the_same(header: GgufHeader, cards: Cards) -> None:
+def test_a_card_in_the_hosts_memory_shares_it(header: GgufHeader, cards: Cards) -> None:
     shared = cards.card(8 << 30, kind="igpu")
     plan = planned(header, shared, host=6 << 30, **whole())
     assert plan.available_bytes == 6 << 30
@@ -553,7 +553,7 @@ def test_states_get_a_quarter_of_what_is_left(
     assert states(0, None) == 0
 
 
-def test_what_needs_states_gets_more_of_them(header: GgufHeader) -> None:
+def test_memory_that_needs_states_gets_more_of_them(header: GgufHeader) -> None:
     ByHand.kind = MemoryKind(recurrent=True)
     without = planned(header, **whole(snapshot_mib=0)).needed_bytes
     least = 256 * MIB
@@ -624,7 +624,7 @@ def test_a_context_has_the_options_of_its_use() -> None:
     assert draft.offload and draft.kv_types == ("q8_0", "q8_0")
 
 
-def test_parts_of_a_pool() -> None:
+def test_the_divisions_of_a_pool() -> None:
     assert divisions_of(8192, 8) == (8, 4)
     assert divisions_of(4095, 8) == (4,), "parts of 511 are too short"
     assert divisions_of(1024, 2) == (2,)
@@ -671,7 +671,7 @@ def test_a_plan_fits_if_each_share_does() -> None:
     assert (plan.as_dict()["fits"], plan.as_dict()["needed_bytes"]) == (True, 30)
 
 
-def test_a_plan_for_people() -> None:
+def test_a_plan_as_a_table() -> None:
     table = a_plan((50 * MIB, 80 * MIB), host_parts={"output": 3 * MIB}).as_table().splitlines()
     assert table[0] == "m on D0: 2 slots, each up to 1,024 tokens"
     assert table[1] == "  cells: two parts"
@@ -752,13 +752,13 @@ def test_a_picture_has_no_more_patches_than_the_context_has_room_for(
     assert compute_bytes(context_length, **told) == 4 * n_patches * row
 
 
-def test_what_is_small_or_unknown_counts_as_a_little() -> None:
+def test_a_small_or_unknown_projector_counts_16_mib() -> None:
     assert compute_bytes() == compute_bytes(embedding_length=None) == 16 * MIB
     assert most_tokens(read_header(random_projector("gemma3"))) == 0
     assert most_tokens(read_header(random_projector("pixtral"))) == 1024
 
 
-def test_a_sound_has_half_a_minute() -> None:
+def test_a_sound_is_planned_with_half_a_minute() -> None:
     ear = read_header(random_projector("qwen2a"))
     changed = {"embedding_length": 1000, "feed_forward_length": 10, "attention.head_count": 7}
     metadata = {f"clip.audio.{name}": value for name, value in changed.items()}

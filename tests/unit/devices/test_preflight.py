@@ -72,7 +72,7 @@ def test_an_error_arrives_whole(config: MakeConfig) -> None:
     assert findings.error.details["needed_bytes"] > findings.error.details["available_bytes"]
 
 
-def test_a_missing_gpu_is_told_in_time(config: MakeConfig) -> None:
+def test_a_missing_gpu_is_reported_in_time(config: MakeConfig) -> None:
     with clock.at_most(seconds=10):
         findings = ask(Questions(config("cuda").settings))
     assert isinstance(findings.error, BackendMismatch)
@@ -93,7 +93,7 @@ def test_a_missing_gpu_is_told_in_time(config: MakeConfig) -> None:
         ("sys.stdout.write('{\"step\": '); sys.stdout.flush(); os.abort()", ("SIGABRT",)),
     ],
 )
-def test_a_death_names_the_step_and_the_last_words(
+def test_a_crash_is_reported_with_the_step_and_the_last_output(
     code: str, told: tuple[str, ...], config: MakeConfig
 ) -> None:
     error = died(config, code).error
@@ -102,7 +102,7 @@ def test_a_death_names_the_step_and_the_last_words(
         assert words in error.message
 
 
-def test_a_path_that_is_no_text_is_refused(config: MakeConfig) -> None:
+def test_a_path_that_is_not_utf_8_is_refused(config: MakeConfig) -> None:
     with pytest.raises(ConfigError, match="not UTF-8; give the file or its folder another name"):
         ask(Questions(config("cpu").settings, "/models/\udcff.gguf"))
 

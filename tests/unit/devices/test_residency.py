@@ -60,7 +60,7 @@ def packed(_path: Path) -> Path:
 @pytest.mark.parametrize("backend", ["cpu", "cuda"])
 @pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
 @pytest.mark.parametrize("model", ["windowed", "recurrent", packed, other.encoder])
-def test_memory_that_is_laid_out_in_other_ways_is_planned_and_proven(
+def test_memory_with_other_layouts_is_planned_and_proven(
     model: Kind | Callable[[Path], Path],
     kv_type: str,
     backend: str,
@@ -88,7 +88,9 @@ def test_memory_that_is_laid_out_in_other_ways_is_planned_and_proven(
     assert known_bytes(plan) - later == pytest.approx(size_of(on_device), rel=0.01)
 
 
-def test_an_encoder_takes_a_text_as_long_as_any_context(config: MakeConfig, tmp_path: Path) -> None:
+def test_an_encoder_computes_a_text_as_long_as_its_context(
+    config: MakeConfig, tmp_path: Path
+) -> None:
     path = str(other.encoder(tmp_path / "model.gguf"))
     for length in random.Random(0).sample(range(1, other.CONTEXT), 16):
         given = config("cpu", model_path=path, context_length=length)
@@ -98,7 +100,7 @@ def test_an_encoder_takes_a_text_as_long_as_any_context(config: MakeConfig, tmp_
         assert np.isfinite(vector).all(), length
 
 
-def test_the_first_text_is_as_long_as_any_where_a_device_might_lack_the_memory(
+def test_on_a_device_the_first_text_is_as_long_as_the_context(
     config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = str(other.encoder(tmp_path / "model.gguf"))
@@ -276,20 +278,20 @@ def test_a_host_buffer_larger_than_the_embedding_is_refused(
         ("assigned to device", "does not say where the layers are"),
     ],
 )
-def test_what_is_not_told_is_not_proven(dropped: str, fault: str, held: Loaded) -> None:
+def test_missing_lines_of_the_log_are_refused(dropped: str, fault: str, held: Loaded) -> None:
     for each in (held.model, held.context):
         each.load_log = tuple(line for line in each.load_log if dropped not in line)
     with pytest.raises(ResidencyViolation, match=fault):
         held.prove()
 
 
-def test_many_parts_are_no_fault_while_none_is_on_the_host(held: Loaded) -> None:
+def test_many_graph_splits_are_accepted_while_none_is_on_the_host(held: Loaded) -> None:
     log = [line.replace("splits = 1", "splits = 7") for line in held.context.load_log]
     held.context.load_log = tuple(log)
     assert held.prove().resident
 
 
-def test_what_is_proven_is_watched_and_checked_at_once(
+def test_a_proof_names_what_is_watched_and_is_checked_at_once(
     held: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(nvidia, "processes", lambda _: {os.getpid(): 1})
@@ -299,13 +301,13 @@ def test_what_is_proven_is_watched_and_checked_at_once(
         held.prove(replace(held.selected, cards=(replace(card, total_bytes=1),)))
 
 
-def test_an_empty_buffer_is_nowhere(held: Loaded) -> None:
+def test_an_empty_buffer_is_ignored(held: Loaded) -> None:
     line = "llama_kv_cache:        CPU KV buffer size =     0.00 MiB"
     held.context.load_log = (*held.context.load_log, line)
     assert all(buffer.size_bytes for buffer in held.prove().buffers)
 
 
-def test_memory_that_cannot_be_locked_is_told(config: MakeConfig) -> None:
+def test_memory_that_cannot_be_locked_is_refused(config: MakeConfig) -> None:
     given = config("cpu", mlock=True)
     with loaded(given) as held:
         line = "warning: failed to mlock 4096-byte buffer (after previously locking 0 bytes): no"

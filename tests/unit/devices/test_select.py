@@ -140,7 +140,7 @@ def test_the_cpu_command_on_a_cuda_wheel_without_a_gpu(
 @pytest.mark.parametrize(
     ("command", "built_for"), [("cpu", "cuda"), ("cuda", "cpu"), ("accelerate", "cpu")]
 )
-def test_a_wheel_that_says_that_it_is_another_ones(
+def test_a_wheel_that_was_built_for_another_backend_is_refused(
     command: str, built_for: str, config: MakeConfig, tmp_path: Path, monkeypatch: Any
 ) -> None:
     wheel(tmp_path, monkeypatch, **{"llorch-build.json": {"backend": built_for}})
@@ -156,7 +156,7 @@ def test_accelerate_stays_off_the_metal_device_that_its_wheel_always_has(
     assert select.select_device(config("accelerate").settings).devices == ()
 
 
-def test_a_missing_driver_is_told_in_its_own_words(
+def test_a_missing_driver_is_reported_in_its_own_words(
     config: MakeConfig, only: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     only(device())
@@ -200,7 +200,7 @@ def test_a_plugin_that_does_not_load_names_the_library_that_it_lacks(
     "description",
     ["llvmpipe (LLVM 19.1.7, 256 bits)", "SwiftShader Device (Subzero)", "lavapipe"],
 )
-def test_a_software_renderer_is_no_gpu(description: str, config: MakeConfig, only: Any) -> None:
+def test_a_software_renderer_is_not_a_gpu(description: str, config: MakeConfig, only: Any) -> None:
     only(
         device(),
         device(name="Vulkan0", registry="Vulkan", kind="gpu", description=description),
@@ -212,7 +212,7 @@ def test_a_software_renderer_is_no_gpu(description: str, config: MakeConfig, onl
     assert select.select_device(allowed.settings).names == ("Vulkan0",)
 
 
-def test_a_device_that_admits_to_be_a_cpu_is_no_gpu(config: MakeConfig, only: Any) -> None:
+def test_a_device_of_the_kind_cpu_is_not_a_gpu(config: MakeConfig, only: Any) -> None:
     only(device(name="Vulkan0", registry="Vulkan", description="Some driver"))
     assert "software renderer" in refused(config("metal")).message
 

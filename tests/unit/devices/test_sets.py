@@ -111,7 +111,7 @@ def test_weights_and_caches_on_each_others_device_are_refused(
             each.load_log = log
 
 
-def test_what_is_too_large_for_one_device_fits_on_two(
+def test_a_model_that_is_too_large_for_one_device_fits_on_two(
     config: MakeConfig, gpu: int, small_gpu: int
 ) -> None:
     chosen: dict[str, Any] = {"slots": 8, "context_length": 2048}

@@ -33,7 +33,7 @@ def answered(lookup: Lookup, sequence: Sequence) -> None:
 
 
 def continuation(texts: list[list[int]], said: list[int], most: int) -> list[Guess]:
-    """Yield what followed the last occurrence of the last three tokens; while the guesses continue
+    """Return what followed the last occurrence of the last three tokens; while the guesses continue
     a text, the position moves along in it."""
     said, guesses = said[-16:], list[Guess]()
     text, at, length = list[int](), 0, 0

@@ -32,7 +32,7 @@ def test_keys_spread_evenly() -> None:
     assert all(abs(count - 1000) < 150 for count in firsts.values())
 
 
-def test_a_conversation_keeps_its_key_while_it_goes_on() -> None:
+def test_a_conversation_keeps_its_key() -> None:
     system = {"role": "system", "content": "Be brief."}
     first = {"role": "user", "content": [{"type": "text", "text": "Hello"}]}
     turns = [
@@ -74,9 +74,7 @@ def chosen(table: WorkerTable, key: str) -> Worker:
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(2, 9), st.integers(1, 16), st.integers(1, 80))
-def test_one_beginning_that_all_share_is_spread(
-    n_workers: int, n_slots: int, n_requests: int
-) -> None:
+def test_a_prefix_that_all_share_is_spread(n_workers: int, n_slots: int, n_requests: int) -> None:
     table = table_with(n_workers, n_slots)
     for n in range(1, n_requests + 1):
         chosen(table, "shared").running.append("shared")
@@ -107,7 +105,7 @@ def test_conversations_that_fit_the_slots_stay_where_they_are(
     assert set(Counter(homes.values()).values()) == {n_slots}
 
 
-def test_what_was_left_alone_for_longest_makes_room() -> None:
+def test_the_least_recently_used_prefix_makes_room() -> None:
     table = table_with(2, n_slots=1)
     first, second = chosen(table, "a"), chosen(table, "b")
     assert first is not second
@@ -116,7 +114,7 @@ def test_what_was_left_alone_for_longest_makes_room() -> None:
     assert list(second.prefixes) == ["c"]
 
 
-def test_whoever_was_tried_or_is_not_well_comes_last() -> None:
+def test_tried_or_unhealthy_workers_come_last() -> None:
     table = WorkerTable()
     table.replace("tiny", at({"a": "http://h:1", "b": "http://h:2"}))
     a, b = table.workers()

@@ -45,7 +45,7 @@ def forms_at(path: str) -> Mapping[str, StreamForm]:
     return ROUTES.at(path).operations["POST"].streams
 
 
-def test_each_operation_that_streams_says_how_its_streams_end() -> None:
+def test_each_operation_that_streams_defines_the_end_of_its_streams() -> None:
     """Otherwise a gateway could only buffer a stream, and would cut it if its worker is lost."""
     for dialect in DIALECTS:
         for operation in dialect.operations:
@@ -53,7 +53,7 @@ def test_each_operation_that_streams_says_how_its_streams_end() -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/stream", "/execute/j"])
-async def test_a_kept_stream_of_lines_comes_as_it_is_made(path: str) -> None:
+async def test_a_kept_stream_of_lines_is_not_buffered(path: str) -> None:
     line = b'{"done":false}\n'
 
     async def makes_lines(conversation: Conversation) -> None:
@@ -114,7 +114,7 @@ async def test_an_error_has_the_dialects_form(
     ],
     ids=["alone", "silence", "long silence", "kept", "text like SSE"],
 )
-async def test_responses_fail_with_the_response_that_was_begun(sent: bytes) -> None:
+async def test_responses_fail_with_the_response_that_has_begun(sent: bytes) -> None:
     name, event = last_event(await lost_after(sent, "/v1/responses"))
     assert name == event["type"] == "response.failed"
     assert event["sequence_number"] == 8
@@ -164,9 +164,7 @@ def test_lines_of_json() -> None:
     ("path", "media_type", "end"),
     [("/execute", SSE, b"\n\n"), ("/v1/inference", NDJSON, b"\n")],
 )
-def test_an_event_of_many_pieces_is_looked_through_once(
-    path: str, media_type: str, end: bytes
-) -> None:
+def test_an_event_of_many_pieces_is_searched_once(path: str, media_type: str, end: bytes) -> None:
     tail = Tail(forms_at(path)[media_type], media_type)
     event = b"data: " + b"a" * 16 * 2**20 + end
     began = time.process_time()
@@ -211,7 +209,7 @@ async def test_a_stream_that_has_ended_gets_no_second_end(path: str, last: bytes
     assert got.ended and got.body == NATIVE + last
 
 
-async def test_events_that_are_split_anywhere_go_on_whole() -> None:
+async def test_events_that_are_split_anywhere_are_forwarded_whole() -> None:
     stream = RESPONSES + b'event: response.completed\ndata: {"type":"response.completed"}\n\n'
 
     async def script(conversation: Conversation) -> None:

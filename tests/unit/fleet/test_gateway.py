@@ -100,7 +100,7 @@ async def test_a_request_has_one_name_in_all_logs(name: str) -> None:
     assert "x-correlation-id" not in worker.requests[0].headers
 
 
-async def test_a_probes_host_is_one_where_the_address_is_of_ipv6() -> None:
+async def test_the_host_header_of_a_probe_brackets_an_ipv6_address() -> None:
     heard = asyncio.get_running_loop().create_future()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -117,7 +117,7 @@ async def test_a_probes_host_is_one_where_the_address_is_of_ipv6() -> None:
         assert b"host: [::1]:%d\r\n" % port in await heard
 
 
-async def test_a_workers_answer_waits_for_no_collection_of_garbage() -> None:
+async def test_a_workers_answer_is_freed_at_once() -> None:
     """It may have megabytes, for example of embeddings."""
     async with fleet_of(answers) as (_, table, _):
         (worker,) = table.workers()
@@ -147,7 +147,7 @@ async def longest_wait(calling: asyncio.Task[Got]) -> float:
     return max(waits)
 
 
-async def test_reading_a_body_holds_up_nobody() -> None:
+async def test_reading_a_body_does_not_block_the_loop() -> None:
     """A body that a worker would refuse is forwarded unread; a large one is read by a thread."""
     for held in (b"{}", b"[0]"):
         body = b'{"model": "tiny", "x": [' + held + b", " + (held + b", ") * 700_000 + b"0]}"
@@ -157,7 +157,7 @@ async def test_reading_a_body_holds_up_nobody() -> None:
             assert (await calling).status == 200 and worker.requests[0].body == body
 
 
-async def test_metrics_of_many_workers_hold_up_nobody() -> None:
+async def test_metrics_of_many_workers_do_not_block_the_loop() -> None:
     """Reading and writing them takes most of the call's CPU time."""
     text = b"".join(b'a_bucket{le="%d"} 1\n' % n for n in range(500))
 
@@ -174,7 +174,7 @@ async def test_metrics_of_many_workers_hold_up_nobody() -> None:
         assert (await calling).body.count(b"a_bucket{") == 20_000
 
 
-async def test_what_fails_before_the_first_token_is_tried_elsewhere() -> None:
+async def test_a_failure_before_the_first_token_is_retried_elsewhere() -> None:
     for fails in (vanishes, is_full, drains, crashes):
         async with fleet_of(fails, answers) as (gateway, _, (first, _)):
             got = await call(gateway, "/execute", KEYLESS)
@@ -182,7 +182,7 @@ async def test_what_fails_before_the_first_token_is_tried_elsewhere() -> None:
         assert len(first.requests) == 1, fails
 
 
-async def test_nobody_listening_is_tried_elsewhere() -> None:
+async def test_a_refused_connection_is_retried_elsewhere() -> None:
     async with fleet_of(answers) as (gateway, table, (worker,)):
         table.replace("tiny", at({"a": "http://127.0.0.1:1", "b": worker.uri}))
         got = await call(gateway, "/execute", KEYLESS)
@@ -245,7 +245,7 @@ async def test_the_log_has_why_a_worker_refused_a_request(
     assert [each["code"] for each in logs if each["event"] == "request.answered"] == [code]
 
 
-async def test_a_fleet_without_workers_is_waited_for() -> None:
+async def test_a_request_waits_for_the_first_worker() -> None:
     async with fleet_of(answers) as (gateway, table, (worker,)):
         table.replace("tiny", at({}))
         waiting = asyncio.ensure_future(call(gateway, "/execute", JOB))
@@ -280,7 +280,7 @@ async def test_the_one_worker_that_recovers_gets_the_request_again(
 
 
 @pytest.mark.parametrize("n_workers", [1, 3])
-async def test_workers_that_recover_and_refuse_again_are_not_asked_for_ever(
+async def test_workers_that_keep_refusing_are_not_asked_forever(
     n_workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(relay, "REPLACEMENT_SECONDS", 0.5)
@@ -362,7 +362,7 @@ async def test_a_stream_without_its_last_event_is_not_whole() -> None:
     assert got.body.startswith(TOKEN + b"event: error\n") and b"ENGINE_CRASHED" in got.body
 
 
-async def test_an_empty_stream_is_tried_elsewhere() -> None:
+async def test_an_empty_stream_is_retried_elsewhere() -> None:
     async def says_nothing(conversation: Conversation) -> None:
         await conversation.stream()
         await conversation.end()
@@ -372,7 +372,7 @@ async def test_an_empty_stream_is_tried_elsewhere() -> None:
     assert got.body == TOKEN + END and first.requests
 
 
-async def test_who_goes_on_behind_the_last_event_gets_nothing_more() -> None:
+async def test_a_client_that_resumes_after_the_last_event_gets_nothing_more() -> None:
     """Or at a byte inside it, although it is not known to be the last."""
     for rest in ((), (b'd"}\n\n',)):
 
@@ -401,7 +401,7 @@ async def test_a_client_that_leaves_frees_its_worker() -> None:
 
 
 @pytest.mark.parametrize("factor", [0.02, pytest.param(1, marks=pytest.mark.long)])
-async def test_one_that_takes_connections_and_says_nothing_is_found(
+async def test_a_worker_that_accepts_connections_but_never_answers_is_found(
     factor: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such as a stopped process, or a machine whose disk is gone: its kernel still listens."""
@@ -422,7 +422,7 @@ async def test_one_that_takes_connections_and_says_nothing_is_found(
     assert seconds <= max(30 * factor, 10)
 
 
-async def test_one_that_missed_its_last_probe_holds_up_no_answer_of_several(
+async def test_a_worker_that_missed_its_last_probe_delays_no_answer_of_several(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each used to take a probe's whole timeout, until the worker was given up."""
@@ -437,14 +437,14 @@ async def test_one_that_missed_its_last_probe_holds_up_no_answer_of_several(
             assert (await call(gateway, "/cancel", {"job_id": "unknown"})).status == 404
 
 
-async def test_a_body_that_is_too_large_is_told_of_the_fleets_own_setting() -> None:
+async def test_the_error_for_a_large_body_names_the_fleets_own_setting() -> None:
     async with fleet_of(answers) as (gateway, _, (worker,)):
         got = await call(gateway, "/execute", b" " * (16 * 2**20 + 1))
     assert got.status == 413 and "max_body_bytes above the workers" in got.json["message"]
     assert not worker.requests
 
 
-async def test_one_that_falls_silent_after_it_left_its_group_is_found(
+async def test_a_worker_that_falls_silent_after_it_left_its_group_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Ray drops a disconnected machine before a gateway does."""
@@ -577,7 +577,7 @@ async def test_a_cancel_whose_job_ends_before_its_worker_knows_it_is_no_refusal(
     assert [each["code"] for each in logs if each.get("path") == "/cancel"] == [None]
 
 
-async def test_a_job_that_is_cancelled_while_it_waits_for_a_worker_is_given_to_none() -> None:
+async def test_a_job_that_is_cancelled_while_it_waits_reaches_no_worker() -> None:
     """Or its client would be told that a job is cancelled which then runs to its end."""
     async with fleet_of(answers) as (gateway, table, (worker,)):
         found = table.workers()
@@ -602,7 +602,7 @@ async def test_a_cancel_at_a_named_worker_is_no_duplicate_of_its_job() -> None:
 
 
 @pytest.mark.parametrize(("query", "status"), [(b"x=\xff", 200), (b"model=%ff", 404)])
-async def test_a_query_that_is_no_text_is_no_fault_of_the_gateway(
+async def test_a_query_that_is_not_utf_8_is_not_an_error_of_the_gateway(
     query: bytes, status: int
 ) -> None:
     async with fleet_of(answers) as (gateway, _, _):
@@ -610,7 +610,7 @@ async def test_a_query_that_is_no_text_is_no_fault_of_the_gateway(
         assert got.status == status
 
 
-async def test_a_cancel_of_what_this_gateway_does_not_have_goes_to_all() -> None:
+async def test_a_cancel_of_an_unknown_job_goes_to_all() -> None:
     async with fleet_of(knows_no_job, tells(202, {"job_id": "j"})) as (gateway, _, _):
         assert (await call(gateway, "/cancel", {"job_id": "j"})).status == 202
     async with fleet_of(knows_no_job, knows_no_job) as (gateway, _, _):
@@ -636,7 +636,7 @@ async def test_several_models() -> None:
     assert "one, two" in got.json["error"]["message"]
 
 
-async def test_a_head_ends_with_its_headers() -> None:
+async def test_an_answer_to_head_ends_with_its_headers() -> None:
     """The worker announces the length of a body that does not come."""
 
     async def script(conversation: Conversation) -> None:
@@ -667,7 +667,7 @@ async def test_a_model_is_named_by_any_field_or_path_that_may_name_it() -> None:
         assert (await call(gateway, "/api/show", {"name": "three"})).status == 404
 
 
-async def test_a_name_is_the_old_groups_while_a_new_one_starts_with_it() -> None:
+async def test_a_name_belongs_to_the_old_group_while_a_new_one_starts() -> None:
     async with fleet_of(answers, answers, groups=("old", "new")) as (gateway, _, workers):
         settings = {"served_model_name": ["m"]}
         groups = [{"name": name, "settings": settings} for name in ("old", "new")]
@@ -676,7 +676,7 @@ async def test_a_name_is_the_old_groups_while_a_new_one_starts_with_it() -> None
         assert [len(worker.requests) for worker in workers] == [1, 0]
 
 
-async def test_clients_need_the_fleets_token_as_it_is_now(tmp_path: Path) -> None:
+async def test_clients_need_the_fleets_current_token(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("first\n")
     async with fleet_of(answers) as (gateway, table, (worker,)):
@@ -707,7 +707,7 @@ async def test_clients_need_the_fleets_token_as_it_is_now(tmp_path: Path) -> Non
         assert await status("") == 401 and await status("second") == 200, "as before"
 
 
-async def test_keys_that_cannot_be_read_are_told_once_for_each_change(tmp_path: Path) -> None:
+async def test_keys_that_cannot_be_read_are_logged_once_for_each_change(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("ann:sk-1\n")
     async with fleet_of(answers) as (gateway, _, _):
@@ -760,7 +760,7 @@ async def test_clients_may_have_keys_with_names(tmp_path: Path) -> None:
             gateway.use(Fleet.model_validate(fleet))
 
 
-async def test_what_clients_may_not_do() -> None:
+async def test_forbidden_requests_reach_no_worker() -> None:
     async with fleet_of(answers) as (gateway, _, (worker,)):
         for path in ("/shutdown", "/chat/shutdown"):  # the pages use the API below their path
             assert (await call(gateway, path, {})).status == 403
@@ -779,7 +779,7 @@ async def test_what_clients_may_not_do() -> None:
     ("name", "value"),
     [("UDS", "/tmp/a"), ("ADVERTISE_HOST", "evil.example"), ("SSL_CERTFILE", "a"), ("PORT", "a")],
 )
-async def test_variables_of_a_single_worker_are_none_of_a_fleets(
+async def test_variables_of_a_single_worker_do_not_apply_to_a_fleet(
     name: str, value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The shell that started Ray may have had them: with a Unix socket, no Host was checked."""
@@ -798,7 +798,7 @@ async def test_states() -> None:
         assert (await call(gateway, "/health")).status == 200
 
 
-async def test_bodies_that_wait_for_their_parser_are_bounded_in_bytes(
+async def test_bodies_that_wait_for_their_parser_are_limited_in_bytes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(body_module, "MAX_BODY_BYTES_AT_ONCE", 5_000_000)
@@ -817,7 +817,7 @@ async def test_bodies_that_wait_for_their_parser_are_bounded_in_bytes(
         assert gateway.body_bytes == 0
 
 
-async def test_what_any_worker_may_have_is_asked_of_all() -> None:
+async def test_requests_for_what_any_worker_may_have_go_to_all() -> None:
     """A command to a running answer, and a lookup of kept streams; of several, the latest
     counts."""
 
@@ -852,7 +852,7 @@ async def test_the_load_is_that_of_all_workers() -> None:
         assert got.json == {"server_load": 7} and "x-llorch-worker" not in got.headers
 
 
-async def test_an_answer_without_a_body_is_told_no_length() -> None:
+async def test_an_answer_without_a_body_has_no_content_length() -> None:
     """For a 204 (RFC 9110, 8.6), or a HEAD, where it would claim that a GET has no body."""
 
     async def says_nothing(conversation: Conversation) -> None:
@@ -869,7 +869,7 @@ async def test_an_answer_without_a_body_is_told_no_length() -> None:
     assert not {"content-length"} & (deleted.headers.keys() | asked.headers.keys())
 
 
-async def test_the_answer_of_one_of_all_is_given_on_as_it_is() -> None:
+async def test_the_answer_of_one_of_all_is_forwarded_unchanged() -> None:
     async def ends_it(conversation: Conversation) -> None:
         conversation.writer.write(b"HTTP/1.1 204 No Content\r\nx-own: 1\r\n\r\n")
         await conversation.writer.drain()
@@ -881,7 +881,7 @@ async def test_the_answer_of_one_of_all_is_given_on_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/stream", "/execute/j"])
-async def test_a_kept_stream_is_read_from_the_worker_where_it_began_last(path: str) -> None:
+async def test_a_kept_stream_is_read_from_the_worker_where_it_last_began(path: str) -> None:
     def keeper(began: float, text: bytes) -> Script:
         async def script(conversation: Conversation) -> None:
             told = b"transfer-encoding: chunked\r\nx-llorch-began: %f\r\n\r\n" % began
@@ -933,7 +933,7 @@ async def test_a_worker_that_drains_may_be_named() -> None:
         assert (await call(gateway, "/execute", JOB, headers=named)).json["code"] == "SHUTTING_DOWN"
 
 
-async def test_a_page_sees_several_models_as_those_of_a_router(
+async def test_the_chat_page_sees_a_router_of_several_models(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def props(conversation: Conversation) -> None:
@@ -954,7 +954,7 @@ async def test_a_page_sees_several_models_as_those_of_a_router(
         assert "role" not in (await call(gateway, "/chat/props")).json
 
 
-async def test_metrics_are_asked_for_once_however_many_want_them() -> None:
+async def test_concurrent_requests_for_metrics_share_one_scrape() -> None:
     async def tells(conversation: Conversation) -> None:
         conversation.writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\na 1\n")
 
@@ -966,7 +966,7 @@ async def test_metrics_are_asked_for_once_however_many_want_them() -> None:
         assert len(worker.requests) == 1
 
 
-async def test_bodies_of_requests_without_an_answer_are_bounded_in_bytes(
+async def test_bodies_of_requests_without_an_answer_are_limited_in_bytes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Bodies of requests whose answers have begun are freed."""

@@ -41,7 +41,7 @@ def test_every_series_of_every_worker_is_there_once() -> None:
 
 
 @pytest.mark.parametrize("text", ["a{ 1", "a b", '{"error": {}}'])
-def test_a_worker_whose_series_cannot_be_read_has_none(text: str) -> None:
+def test_metrics_that_cannot_be_parsed_are_left_out(text: str) -> None:
     good = {("a", "tiny"): exposition(1)}
     with structlog.testing.capture_logs() as logs:
         assert merged({**good, ("b", "tiny"): text}, {}) == merged(good, {})

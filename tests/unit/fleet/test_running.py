@@ -10,7 +10,7 @@ import pytest
 from tests.system.fleet.running import Running, on_this_machine
 
 
-def test_a_start_that_is_cut_off_is_taken_down(
+def test_a_start_that_is_cut_off_is_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A test may time out within `up`, after which Ray's processes run."""

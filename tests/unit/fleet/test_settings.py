@@ -153,7 +153,7 @@ def test_a_workers_gpus_are_among_those_that_ray_has_reserved_for_it(
         ('host = "0.0.0.0:8000"\n' + WORKERS, "host: it must be a host name or an address"),
     ],
 )
-def test_a_wrong_file_is_answered_with_its_field(tmp_path: Path, text: str, said: str) -> None:
+def test_an_invalid_file_is_refused_with_its_field(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(ConfigError) as raised:
         load(written(tmp_path, text))
     assert said in raised.value.message
@@ -171,7 +171,7 @@ def test_a_wrong_file_is_answered_with_its_field(tmp_path: Path, text: str, said
         {"chat_template_kwargs": {"a": [1, "-"]}, "allow_media_host": "a.example,b.example"},
     ],
 )
-def test_a_worker_gets_the_settings_that_the_file_says(settings: dict[str, Any]) -> None:
+def test_a_worker_gets_the_settings_of_the_file(settings: dict[str, Any]) -> None:
     [group] = fleet(settings=settings).workers
     told = Settings.load(group.backend, parse_flags(group.backend, group.arguments()))
     meant = Settings.load(group.backend, {**settings, "worker_id": told.worker_id})
@@ -179,7 +179,7 @@ def test_a_worker_gets_the_settings_that_the_file_says(settings: dict[str, Any])
     assert told.model_dump(exclude=names) == meant.model_dump(exclude=names)
 
 
-def test_a_file_that_is_not_there() -> None:
+def test_a_missing_file_is_refused() -> None:
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
         load(Path("nowhere.toml"))
 
@@ -201,7 +201,7 @@ def scaling(**fields: object) -> Fleet:
     return fleet(replicas=[1, 3], settings={"slots": 5}, **fields)
 
 
-def test_the_load_decides_between_the_least_and_the_most() -> None:
+def test_the_load_decides_between_the_minimum_and_the_maximum() -> None:
     def deployment(fleet: Fleet) -> dict[str, Any]:
         (found,) = configuration(fleet)["applications"][0]["deployments"]
         return dict(found)
@@ -236,7 +236,7 @@ def test_the_policy_counts_what_all_workers_report() -> None:
     assert wanted({}) == 2
 
 
-def test_a_roll_and_a_failed_start_differ_from_what_was() -> None:
+def test_a_roll_and_a_failed_start_increase_the_generation() -> None:
     before = configuration(fleet())
     again = rolled(before, "tiny")
     assert again["applications"][0]["args"]["generation"] == 1
@@ -246,7 +246,7 @@ def test_a_roll_and_a_failed_start_differ_from_what_was() -> None:
     assert retried["applications"][0]["args"]["generation"] == 2
 
 
-def test_a_group_of_no_name_is_none() -> None:
+def test_an_empty_name_of_a_group_is_refused() -> None:
     """As from an unset shell variable: it used to be the first of several."""
     config = configuration(fleet())
     with pytest.raises(ConfigError, match="no workers named ''"):
@@ -254,7 +254,7 @@ def test_a_group_of_no_name_is_none() -> None:
     assert command._group(config, argparse.Namespace(group=None)) == "tiny"
 
 
-def test_scale_says_a_number() -> None:
+def test_scaling_sets_the_number_of_workers() -> None:
     before = configuration(fleet(replicas=3))
     after = scaled(before, "tiny", 2)
     (deployment,) = after["applications"][0]["deployments"]
@@ -317,9 +317,7 @@ cache_dir = "/absolute"
 
 
 @pytest.mark.parametrize("name", ["model", "draft", "lora", "chat_template", "models_file"])
-def test_a_relative_path_of_nothing_is_refused_before_anything_changes(
-    tmp_path: Path, name: str
-) -> None:
+def test_a_relative_path_that_does_not_exist_is_refused(tmp_path: Path, name: str) -> None:
     place = "" if name == "model" else "settings."
     text = WORKERS + f'{place}{name} = "./nothing.gguf"'
     with pytest.raises(ConfigError) as raised:
@@ -336,7 +334,7 @@ def test_a_relative_path_of_nothing_is_refused_before_anything_changes(
         ("control_vector", "v=1", "{}/v=1:1"),
     ],
 )
-def test_a_path_is_made_absolute_where_its_flag_has_it(
+def test_the_path_within_a_setting_is_made_absolute(
     tmp_path: Path, setting: str, given: str, made: str
 ) -> None:
     for name in ("1.gguf", "v=1.gguf", "v=1", "v"):
@@ -345,7 +343,7 @@ def test_a_path_is_made_absolute_where_its_flag_has_it(
     assert group.settings[setting] == [made.format(tmp_path)]
 
 
-def test_the_adapters_of_a_group_are_models_that_go_to_it(tmp_path: Path) -> None:
+def test_the_adapters_of_a_group_are_names_of_its_models(tmp_path: Path) -> None:
     (tmp_path / "a.gguf").touch()
     lora = '["sql=./a.gguf:0.5", "/elsewhere/law.gguf", "law2=/else=where.gguf"]'
     (group,) = load(written(tmp_path, WORKERS + f"settings.lora = {lora}")).workers
@@ -371,7 +369,9 @@ def test_a_running_fleet_keeps_its_token() -> None:
     assert key_files_of(configuration(open_fleet)) == key_files_of(None) == {}
 
 
-def test_no_secret_is_in_what_ray_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_secret_is_in_the_configuration_for_ray(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("LLORCH_WORKER_TOKEN", "very secret")
     fleet = command._protected(Fleet.model_validate(LEAST), None)

@@ -44,7 +44,7 @@ def dashboard(monkeypatch: pytest.MonkeyPatch) -> Dashboard:
     return answering
 
 
-def test_what_ray_does_not_get_done_is_asked_again(
+def test_a_deployment_that_ray_fails_is_repeated(
     dashboard: Dashboard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(time, "sleep", lambda seconds, wait=time.sleep: wait(seconds / 50))
@@ -53,7 +53,7 @@ def test_what_ray_does_not_get_done_is_asked_again(
     assert methods == ["PUT"] * 3
 
 
-def test_what_ray_refuses_is_said_at_once(dashboard: Dashboard) -> None:
+def test_a_refusal_of_ray_is_reported_at_once(dashboard: Dashboard) -> None:
     client, methods = dashboard(400)
     with pytest.raises(WorkerError, match="Ray refuses: busy"):
         client.deploy({})
@@ -91,7 +91,7 @@ class Started:
         return {}
 
 
-def test_a_ray_that_ends_while_it_starts_is_started_again(
+def test_a_ray_that_exits_while_it_starts_is_started_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     log = tmp_path / "ray.log"
@@ -120,7 +120,7 @@ def starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], int]
     return lambda: len(log.read_text()) if log.exists() else 0
 
 
-def test_a_ray_is_there_from_its_start_on(
+def test_a_ray_is_found_right_after_its_start(
     starts: Callable[[], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Linux shows a process's environment only shortly after its start."""
@@ -212,7 +212,7 @@ def test_a_command_ends_when_the_gateways_list_the_workers_it_has_seen(
     assert second == {**first, "user_config": {**first["user_config"], "listed": ["tiny-a"]}}
 
 
-def test_a_command_says_that_another_one_has_won(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_reports_that_another_one_has_won(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "POLL_SECONDS", 0.001)
     config = deploy.configuration(FLEET)
     theirs = Fleet.model_validate({"workers": [{"name": "tiny", "settings": {"slots": 3}}]})
@@ -221,7 +221,7 @@ def test_a_command_says_that_another_one_has_won(monkeypatch: pytest.MonkeyPatch
         command._deploy(serving, config)  # type: ignore[arg-type]
 
 
-def test_what_ray_says_in_lines_is_shown_so(
+def test_messages_of_ray_keep_their_lines(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def down(*given: object) -> None:
@@ -234,7 +234,7 @@ def test_what_ray_says_in_lines_is_shown_so(
     assert capsys.readouterr().err.splitlines() == lines
 
 
-def test_down_ends_no_cluster_here_where_another_is_named(
+def test_down_does_not_stop_a_local_cluster_if_another_is_named(
     dashboard: Dashboard, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -255,12 +255,12 @@ def test_down_ends_no_cluster_here_where_another_is_named(
 @pytest.mark.parametrize(
     "address", ["head:8265", "127.0.0.1:8265", "http://", "http://head:port", "ray://h"]
 )
-def test_an_address_that_is_no_url_is_said_at_once(address: str) -> None:
+def test_an_address_that_is_not_a_url_is_refused_at_once(address: str) -> None:
     with pytest.raises(ConfigError, match="RAY_DASHBOARD_ADDRESS is .* must be a URL"):
         Cluster({cluster.ADDRESS_VARIABLE: address})
 
 
-def test_another_server_at_the_address_is_no_cluster(dashboard: Dashboard) -> None:
+def test_another_server_at_the_address_is_not_a_cluster(dashboard: Dashboard) -> None:
     client, _ = dashboard(201)
     with pytest.raises(WorkerError, match="is not a Ray cluster"):
         client.details()

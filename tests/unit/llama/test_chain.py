@@ -148,7 +148,7 @@ N_DRAWS = 2000
 
 
 @pytest.mark.parametrize("sampling", CHAINS)
-def test_tokens_come_as_often_as_from_llama_cpp(sampling: Sampling, model: Model) -> None:
+def test_draws_have_the_distribution_of_llama_cpp(sampling: Sampling, model: Model) -> None:
     """By chi-square, over a request's draws."""
     logits = row(model.n_vocab, 3.0)
     before = logits.copy()
@@ -215,7 +215,7 @@ def samplings(draw: st.DrawFn) -> Sampling:
 
 @given(samplings(), st.integers(0, 10**6), st.lists(st.integers(0, 30), max_size=80))
 @settings(max_examples=300, derandomize=True)
-def test_any_chain_is_llama_cpp_s(
+def test_any_chain_equals_llama_cpp_s(
     model: Model, sampling: Sampling, seed: int, said: list[int]
 ) -> None:
     logits = row(model.n_vocab, 3.0, seed)
@@ -234,7 +234,7 @@ def test_any_chain_is_llama_cpp_s(
     st.integers(0, 10**6),
 )
 @settings(max_examples=200, derandomize=True)
-def test_a_gap_is_filled_as_by_llama_cpp(
+def test_infill_equals_llama_cpp_s(
     model: Model, count: int, share: float, spread: float, end: float, seed: int
 ) -> None:
     """After the samplers that editor plug-ins send with it, with likely and unlikely ends."""
@@ -256,7 +256,7 @@ def test_xtc_leaves_a_token_that_may_be_drawn_whatever_its_threshold() -> None:
 
 
 @pytest.mark.parametrize("mu", [30.0, 1023.0, 1024.0, 1e9])
-def test_mirostat_1_that_expects_any_surprise_limits_nothing(mu: float) -> None:
+def test_mirostat_1_with_a_large_mu_excludes_no_token(mu: float) -> None:
     chain = Chain(Sampling(1, mirostat=1), {}, Undo(), 64)
     row = np.linspace(0, 3, 64, dtype=np.float32)
     drawn = set()
@@ -270,7 +270,7 @@ LEARNING = ("adaptive_p", "mirostat 1", "mirostat 2")
 
 
 @pytest.mark.parametrize("name", LEARNING)
-def test_what_a_chain_learns_is_what_llama_cpp_learns(name: str, model: Model) -> None:
+def test_the_state_of_a_chain_equals_llama_cpp_s(name: str, model: Model) -> None:
     """Both accept the tokens that llama.cpp draws, and have the same probabilities after each."""
     sampling = Sampling(3, post_sampling_probs=True, **ACTIVE[name])
     ours = chain_of(sampling, (), model.n_vocab)
@@ -292,9 +292,7 @@ def drawn_as(chain: Chain, logits: Row, token: int) -> bool:
 
 @given(st.lists(st.sampled_from(["\n", ":", ' "', "e", "the cat", "*", "é", "ing th"]), max_size=4))
 @settings(max_examples=40, deadline=None)
-def test_a_text_with_breakers_is_punished_as_by_llama_cpp(
-    model: Model, breakers: list[str]
-) -> None:
+def test_dry_with_breakers_equals_llama_cpp_s(model: Model, breakers: list[str]) -> None:
     text = 'the cat: sat.\n"the cat" sat on the cat: sat.\n"the é" ca'
     said = model.tokenize(text, add_special=False, parse_special=False)
     logits = row(model.n_vocab, 3.0)
@@ -313,7 +311,7 @@ def test_a_text_with_breakers_is_punished_as_by_llama_cpp(
 
 
 @pytest.mark.parametrize("sampling", CHAINS)
-def test_what_is_forbidden_is_not_drawn_by_any_chain(sampling: Sampling, model: Model) -> None:
+def test_no_chain_draws_a_forbidden_token(sampling: Sampling, model: Model) -> None:
     logits = np.full(model.n_vocab, FORBIDDEN)
     allowed = {3: 1.0, 500: -20.0, 1000: 0.5}
     for token, logit in allowed.items():

@@ -59,7 +59,7 @@ CUTS = [
 
 @pytest.mark.parametrize("n_vocab", [SMALL, BLOCKS])
 @pytest.mark.parametrize("sampling", CUTS, ids=str)
-def test_tokens_are_drawn_as_often_as_llama_cpp_would(n_vocab: int, sampling: Sampling) -> None:
+def test_cuts_have_the_distribution_of_llama_cpp(n_vocab: int, sampling: Sampling) -> None:
     logits, n = row(n_vocab), 1200
     before = logits.copy()
     expected = native(logits, sampling)
@@ -73,7 +73,7 @@ def test_tokens_are_drawn_as_often_as_llama_cpp_would(n_vocab: int, sampling: Sa
 
 
 @pytest.mark.parametrize("sampling", [cut(top_p=0.95), cut(top_p=0.999, temperature=0.5)], ids=str)
-def test_a_nucleus_that_is_most_of_the_vocabulary(sampling: Sampling) -> None:
+def test_a_nucleus_of_most_of_the_vocabulary_equals_llama_cpp_s(sampling: Sampling) -> None:
     flat_row = row(BLOCKS, spread=0.1)
     expected = native(flat_row, sampling)
     drawn = {chain_of(sampling).draw(flat_row, (i + 0.5) / 400) for i in range(400)}
@@ -92,7 +92,7 @@ def test_the_largest_are_the_largest(count: int, n_vocab: int) -> None:
 
 @pytest.mark.parametrize("sampling", CUTS, ids=str)
 @pytest.mark.parametrize("n_vocab", [SMALL, BLOCKS])
-def test_what_is_forbidden_is_never_drawn(n_vocab: int, sampling: Sampling) -> None:
+def test_a_forbidden_token_is_never_drawn(n_vocab: int, sampling: Sampling) -> None:
     logits = np.full(n_vocab, FORBIDDEN)
     allowed = {3: 1.0, n_vocab // 2: -20.0, n_vocab - 1: 0.5}
     for token, logit in allowed.items():
@@ -104,12 +104,12 @@ def test_what_is_forbidden_is_never_drawn(n_vocab: int, sampling: Sampling) -> N
 
 
 @pytest.mark.parametrize("sampling", CUTS, ids=str)
-def test_a_row_that_forbids_everything_ends_nothing(sampling: Sampling) -> None:
+def test_a_row_that_forbids_everything_yields_some_token(sampling: Sampling) -> None:
     with np.errstate(invalid="ignore"):
         assert 0 <= chain_of(sampling).draw(np.full(BLOCKS, FORBIDDEN), 0.5) < BLOCKS
 
 
-def test_dice_are_even_and_those_of_neighbours_are_not_alike() -> None:
+def test_dice_are_uniform_and_not_correlated() -> None:
     n = 20_000
     for throws in (
         [dice(7, position) for position in range(n)],

@@ -26,7 +26,7 @@ def model() -> Model:
     return Model(str(bundled_gguf("f32")))
 
 
-def test_the_registry_offers_the_processor() -> None:
+def test_the_registry_lists_the_processor() -> None:
     (cpu,) = [device for device in library.devices() if device.kind == "cpu"]
     assert cpu.name == "CPU"
     found = library.properties_of(cpu)
@@ -44,7 +44,7 @@ assert (os.sched_getaffinity(0), cpu_budget(None).threads) == before
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems bind no threads")
-def test_what_binds_threads_of_openmp_leaves_the_processs_cpus(tmp_path: Path) -> None:
+def test_binding_threads_of_openmp_keeps_the_cpus_of_the_process(tmp_path: Path) -> None:
     environment = {**worker_environment(tmp_path), "OMP_PROC_BIND": "true"}
     subprocess.run([sys.executable, "-c", BOUND], env=environment, check=True)
 
@@ -77,20 +77,20 @@ def test_log_lines_are_whole_however_they_come() -> None:
     assert lines == ["one line", "and another"]
 
 
-def test_a_file_that_is_no_model_is_refused_with_a_reason(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_model_is_refused_with_a_reason(tmp_path: Path) -> None:
     path = tmp_path / "notes.gguf"
     path.write_text("just a text")
     with pytest.raises(ModelError, match=r"cannot load .*notes\.gguf: .+"):
         Model(str(path))
 
 
-def test_the_ends_of_a_generation_are_those_that_llama_cpp_says(model: Model) -> None:
+def test_end_of_generation_tokens_equal_llama_cpps(model: Model) -> None:
     is_eog = library.load().llama_vocab_is_eog
     assert model.eog == {t for t in range(model.n_vocab) if is_eog(model.vocab, t)} != set()
     assert any("EOG token" in line for line in model.load_log), "else each token has to be asked"
 
 
-def test_the_vocabulary(model: Model) -> None:
+def test_texts_are_tokenized_with_and_without_control_tokens(model: Model) -> None:
     tokens = model.tokenize("Hello <|im_end|> 🦊", add_special=False, parse_special=True)
     pieces = [model.piece(token, special=True) for token in tokens]
     assert b"".join(pieces).decode() == "Hello <|im_end|> 🦊"
@@ -103,7 +103,7 @@ def test_the_vocabulary(model: Model) -> None:
     assert model.metadata("no.such.key") is None
 
 
-def test_long_pieces_and_texts_need_no_fixed_buffer(model: Model) -> None:
+def test_long_metadata_and_texts_need_no_fixed_buffer(model: Model) -> None:
     template = model.metadata("tokenizer.chat_template")
     assert template is not None and len(template) == 198
     assert template == model.chat_template()
@@ -144,7 +144,7 @@ def test_an_abort_ends_a_decode(model: Model) -> None:
     context.close()
 
 
-def test_an_abort_while_a_device_computes_is_none_of_the_next_batch(
+def test_an_abort_while_a_device_computes_does_not_abort_the_next_batch(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """GPU work is awaited after it has been submitted."""
@@ -192,7 +192,7 @@ def test_a_vocabulary_alone_loads_no_weights() -> None:
 
 
 @pytest.mark.parametrize("is_large", [False, True])
-def test_states_go_from_one_layout_of_the_cells_to_another(
+def test_states_are_restored_in_another_layout_of_the_cells(
     model: Model, monkeypatch: pytest.MonkeyPatch, is_large: bool
 ) -> None:
     if is_large:  # like states of large models
@@ -233,7 +233,7 @@ def _mapped_bytes(path: Path) -> int:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux reports what is in memory")
-def test_what_the_load_has_read_is_given_back_and_comes_again(model: Model) -> None:
+def test_released_pages_of_the_file_are_read_again(model: Model) -> None:
     path = bundled_gguf("f32")
 
     def logits() -> npt.NDArray[np.float32]:

@@ -23,7 +23,9 @@ KINDS = ["llama-spm", "phi-3", "bert-bge", "nomic-bert-moe", "gemma-4", "gpt-2",
 
 
 @pytest.mark.parametrize("names", [KINDS, pytest.param(["*"], id="all", marks=pytest.mark.long)])
-def test_a_long_text_has_the_tokens_of_its_whole_in_every_vocabulary(names: list[str]) -> None:
+def test_a_long_text_has_the_same_tokens_as_in_one_piece_in_every_vocabulary(
+    names: list[str],
+) -> None:
     """With and without parsing control tokens; the vocabularies of the pinned sdist."""
     folder = sdist.unpacked(pins()) / "vendor/llama.cpp/models"
     paths = [path for name in names for path in sorted(folder.glob(f"ggml-vocab-{name}.gguf"))]
@@ -48,7 +50,7 @@ def model() -> Iterator[Model]:
 
 
 @pytest.mark.parametrize("text", ["<|im_end|>", "<|im_end|> \n", "a<|im_start|> b ", "é<|im_end|>"])
-def test_a_long_text_costs_no_more_than_its_length(model: Model, text: str) -> None:
+def test_a_long_text_is_tokenized_in_linear_time(model: Model, text: str) -> None:
     """llama.cpp searches the whole rest of a text again after each special token."""
     began = time.process_time()
     model.tokenize(text * (200_000 // len(text)), add_special=False, parse_special=True)

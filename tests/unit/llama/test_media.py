@@ -54,6 +54,14 @@ def projecting(
             yield projector
 
 
+def recorded(name: str) -> tuple[Any, Any, Path]:
+    """Return a picture, transformers' embeddings of it, and a model of their width."""
+    expected = np.load(DATA / name / "expected.npz")
+    architecture = "qwen3vl" if expected["rows"].shape[1] > 64 else None
+    beside = random_model("dense", renamed=AROUND_TILES, architecture=architecture)
+    return expected["pixels"], expected["rows"], beside
+
+
 def chunks_of(projector: Projector, width: int, height: int) -> list[MediaChunk]:
     """Return the chunks of a black picture."""
     pieces = projector.picture(width, height, bytes(3 * width * height))
@@ -63,10 +71,7 @@ def chunks_of(projector: Projector, width: int, height: int) -> list[MediaChunk]
 @pytest.mark.parametrize("name", NAMES)
 def test_embeddings_are_those_of_transformers(name: str) -> None:
     """With the file that `llorch-convert --mmproj` made from the checkpoint."""
-    expected = np.load(DATA / name / "expected.npz")
-    pixels, wanted = expected["pixels"], expected["rows"]
-    architecture = "qwen3vl" if wanted.shape[1] > 64 else None
-    beside = random_model("dense", renamed=AROUND_TILES, architecture=architecture)
+    pixels, wanted, beside = recorded(name)
     height, width, _ = pixels.shape
     with projecting(DATA / name / "mmproj.gguf", beside=beside, among_nan=True) as projector:
         pieces = projector.picture(width, height, pixels.tobytes())
@@ -81,13 +86,10 @@ def test_embeddings_are_those_of_transformers(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_that_an_encoding_moves_is_seen_and_changes_no_bit_of_it(name: str) -> None:
+def test_the_pulse_of_an_encoding_changes_no_bit_of_it(name: str) -> None:
     """By another process, during the encoding."""
-    pixels = np.load(DATA / name / "expected.npz")["pixels"]
+    pixels, _, beside = recorded(name)
     height, width, _ = pixels.shape
-    beside = random_model("dense", renamed=AROUND_TILES)
-    if np.load(DATA / name / "expected.npz")["rows"].shape[1] > 64:
-        beside = random_model("dense", renamed=AROUND_TILES, architecture="qwen3vl")
     pulse = memoryview(bytearray(64))
     rows = []
     given: tuple[dict[str, Any], ...] = ({}, {"pulse": pulse})
@@ -103,7 +105,7 @@ def test_that_an_encoding_moves_is_seen_and_changes_no_bit_of_it(name: str) -> N
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_breaks_between_lines_are_known_whatever_lay_in_memory(seed: int) -> None:
+def test_breaks_between_lines_with_nan_are_mended(seed: int) -> None:
     """libmtmd computes them from uninitialised memory times 0, where NaN stays NaN."""
     random = np.random.default_rng(seed)
     n_columns, n_lines = random.integers((1, 2), 9)
@@ -146,7 +148,7 @@ def _leave_nan_in_free_memory() -> None:
 
 
 @pytest.mark.parametrize("kind", ["pixtral", "gemma3"])
-def test_what_a_picture_of_any_size_takes_is_planned(kind: ProjectorKind) -> None:
+def test_the_memory_of_a_picture_is_planned(kind: ProjectorKind) -> None:
     path = random_projector(kind, width=256)
     header, process = read_header(path), psutil.Process()
     planned = device_bytes(header, 4096) - header.tensor_bytes
@@ -159,7 +161,7 @@ def test_what_a_picture_of_any_size_takes_is_planned(kind: ProjectorKind) -> Non
     assert grown <= planned
 
 
-def test_a_pictures_tokens_are_bounded_by_kind_file_and_context() -> None:
+def test_a_pictures_tokens_are_limited_by_kind_file_and_context() -> None:
     header = read_header(random_projector("pixtral", width=256))
 
     def planned(context_length: int, **vision: int | str) -> int:
@@ -209,7 +211,7 @@ def test_a_wav_that_was_written_into_a_pipe_is_heard_to_its_end(told: int, befor
     assert heard[0] == heard[1] and isinstance(heard[0], Sound)
 
 
-def test_decoded_media_that_wait_are_bounded() -> None:
+def test_decoded_media_that_wait_are_limited() -> None:
     """The media of a finished request make room for the next ones."""
 
     class Decoded:

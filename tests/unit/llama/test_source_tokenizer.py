@@ -53,16 +53,18 @@ def parts(
         (["space-each"], "", []),
     ],
 )
-def test_steps(steps: list[str], text: str, expected: list[int | str]) -> None:
+def test_steps_prepare_the_text_between_special_tokens(
+    steps: list[str], text: str, expected: list[int | str]
+) -> None:
     assert parts(text, steps) == expected
 
 
-def test_tokens_take_white_space_along() -> None:
+def test_tokens_absorb_white_space() -> None:
     found = parts("a \n<|end|> b<s>  c", [], lstrip=(2,), rstrip=(1,))
     assert found == ["a", 2, " b", 1, "c"]
 
 
-def test_control_tokens_are_text_where_they_are_not_parsed() -> None:
+def test_control_tokens_are_text_if_they_are_not_parsed() -> None:
     assert parts("<s>e\u0301<tool>", ["nfc"], parse_special=False) == ["<s>\u00e9", 3]
 
 
@@ -76,7 +78,7 @@ def test_words_are_cut_by_each_expression_in_turn() -> None:
     assert words.ids("ab12") == words.ids("ab12") == [*map(ord, "ab12")]
 
 
-def test_words_are_kept_unless_they_are_long() -> None:
+def test_tokens_of_words_are_cached_unless_they_are_long() -> None:
     """Otherwise a client's words of megabytes would stay in memory."""
     asked: list[str] = []
 
@@ -91,12 +93,12 @@ def test_words_are_kept_unless_they_are_long() -> None:
 
 
 @pytest.mark.parametrize("split", ["", "{", '["("]', "[1]"])
-def test_what_is_no_list_of_expressions_is_refused(split: str) -> None:
+def test_anything_but_a_list_of_expressions_is_refused(split: str) -> None:
     with pytest.raises(ModelError, match=SPLIT):
         SourceWords(split, encode, {})
 
 
-def test_a_file_is_asked_before_it_is_loaded(tmp_path: Path) -> None:
+def test_metadata_of_a_file_is_read_before_it_is_loaded(tmp_path: Path) -> None:
     for name, texts in {"with": {SPLIT: '["é"]'}, "without": {"general.name": SPLIT}}.items():
         writer = gguf.GGUFWriter(tmp_path / name, "llama")
         for key, text in texts.items():
@@ -118,7 +120,7 @@ def test_the_longest_text_is_found_at_each_place(texts: list[str], text: str) ->
     assert any_of(texts).findall(text) == plain.findall(text)
 
 
-def test_what_many_tokens_begin_with_costs_little() -> None:
+def test_a_common_prefix_of_many_tokens_costs_little() -> None:
     pattern = any_of(f"<unused{number}>" for number in range(6242))
     began = time.thread_time()
     assert not pattern.search("<" * 200_000)

@@ -25,7 +25,7 @@ def changed(*overrides: str, pooling: str | None = None) -> GgufHeader:
     return check_overridden(read_header(bundled_gguf("f32")), settings.overrides)
 
 
-def test_the_header_is_that_of_the_changed_file() -> None:
+def test_overrides_change_the_header() -> None:
     header = changed("{arch}.context_length=int:77", "general.name=str:Ada")
     assert (header.context_length, header.name) == (77, "Ada")
     assert header.summary()["llama.context_length"] == 77
@@ -47,14 +47,16 @@ def test_the_header_is_that_of_the_changed_file() -> None:
         ("llama.pooling_type=int:4", "without a ranking head"),
     ],
 )
-def test_what_llama_cpp_would_ignore_or_die_of_is_refused(override: str, words: str) -> None:
+def test_overrides_that_llama_cpp_would_ignore_or_die_of_are_refused(
+    override: str, words: str
+) -> None:
     with pytest.raises(WorkerError) as refused:
         changed(override)
     assert words in refused.value.message
 
 
 @given(st.lists(st.tuples(st.text("ab.{}", min_size=1), st.text("a,= :", max_size=20)), min_size=1))
-def test_texts_with_commas_are_parted_where_the_next_key_begins(
+def test_texts_with_commas_are_split_where_the_next_key_begins(
     pairs: list[tuple[str, str]],
 ) -> None:
     texts = [f"{key}=str:{value}" for key, value in pairs]
@@ -90,7 +92,7 @@ def test_vectors_are_scaled_added_up_and_cut_to_their_layers(tmp_path: Path) -> 
         ("other", (4, 4), "last layer is 3"),
     ],
 )
-def test_what_is_no_vector_of_the_model_is_refused(
+def test_a_control_vector_that_does_not_fit_the_model_is_refused(
     file: str, layers: tuple[int, int] | None, words: str, tmp_path: Path
 ) -> None:
     model = bundled_gguf("f32")

@@ -51,7 +51,7 @@ def test_a_file_is_fetched_verified_and_then_needs_no_network(
     assert hub.requests == []
 
 
-def test_a_branch_is_asked_for_each_time_and_its_new_commit_is_fetched(
+def test_a_branch_is_checked_each_time_and_its_new_commit_is_fetched(
     hub: Hub, tmp_path: Path, gguf_bytes: bytes
 ) -> None:
     repo = hub.repos["o/r"] = Repo({"m.gguf": gguf_bytes})
@@ -105,7 +105,7 @@ def test_another_user_can_read_all_of_a_cache(hub: Hub, tmp_path: Path, gguf_byt
     assert [path for path in files if path.stat().st_mode & 0o044 != 0o044] == []
 
 
-def test_a_model_in_the_users_cache_needs_none_that_can_be_written(
+def test_a_model_in_the_users_cache_needs_no_writable_cache(
     hub: Hub, tmp_path: Path, gguf_bytes: bytes
 ) -> None:
     hub.repos["o/r"] = Repo({"m.gguf": gguf_bytes})
@@ -203,7 +203,7 @@ def test_a_branch_that_moves_while_the_storage_fails_keeps_the_old_snapshot(
 
 
 @pytest.mark.parametrize("garbage_bytes", [0, 1000, 11 * 2**20, 11 * 2**20 + 5])
-def test_a_partial_file_that_cannot_be_continued_is_thrown_away(
+def test_a_partial_file_that_cannot_be_continued_is_discarded(
     hub: Hub, tmp_path: Path, garbage_bytes: int
 ) -> None:
     """Because it is damaged, or the server does not support ranges."""
@@ -215,9 +215,7 @@ def test_a_partial_file_that_cannot_be_continued_is_thrown_away(
     assert got.path.read_bytes() == content
 
 
-def test_a_partial_file_longer_than_the_storages_is_no_beginning_of_it(
-    hub: Hub, tmp_path: Path
-) -> None:
+def test_a_partial_file_longer_than_the_storages_is_discarded(hub: Hub, tmp_path: Path) -> None:
     """The hub announces more than its storage has, so the storage refuses the range (416)."""
     content = os.urandom(11 * 2**20)
     hub.repos["o/r"] = Repo({"m.gguf": content})
@@ -244,7 +242,7 @@ def test_a_damaged_cached_file_is_fetched_again(
 
 
 @pytest.mark.parametrize("names", [["m.gguf"], ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"]])
-def test_so_is_a_copy_that_was_broken_off(
+def test_an_incomplete_copy_is_fetched_again(
     hub: Hub, tmp_path: Path, gguf_bytes: bytes, names: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If links are not possible, the library copies a blob to its place."""
@@ -289,7 +287,7 @@ def test_two_workers_download_once(hub: Hub, tmp_path: Path) -> None:
     assert len([path for path, _ in hub.bodies() if path.startswith("/blobs/")]) == 1
 
 
-def test_what_another_worker_fetches_meanwhile_is_left_to_it(
+def test_a_file_that_another_worker_fetches_meanwhile_is_not_fetched_again(
     hub: Hub, tmp_path: Path, gguf_bytes: bytes
 ) -> None:
     """It may already be loading the file."""

@@ -125,7 +125,7 @@ NO_WAITS = ["9" * 400, "²", "-1", "soon"]
         ),
     ],
 )
-def test_what_no_hub_says_is_told_so(
+def test_invalid_answers_of_a_hub_are_reported(
     hub: Hub,
     tmp_path: Path,
     gguf_bytes: bytes,
@@ -143,7 +143,7 @@ def test_what_no_hub_says_is_told_so(
     assert hub.bodies() == []
 
 
-def test_a_cache_that_cannot_be_written_is_no_fault_of_the_network(
+def test_a_cache_that_cannot_be_written_is_not_reported_as_a_network_fault(
     hub: Hub, tmp_path: Path, gguf_bytes: bytes
 ) -> None:
     hub.repos["o/r"] = Repo({"m.gguf": gguf_bytes})
@@ -179,7 +179,7 @@ def test_small_files_are_verified_by_their_git_hash(hub: Hub, tmp_path: Path) ->
         (429, {"RateLimit": '"api";r=0;t=55'}, "rate_limited", "in 55 s"),
     ],
 )
-def test_final_answers_are_told_apart_at_once(
+def test_final_errors_are_distinguished_and_not_retried(
     hub: Hub, tmp_path: Path, status: int, headers: dict[str, str], reason: str, words: str
 ) -> None:
     hub.fail_with = (status, headers)
@@ -190,14 +190,16 @@ def test_final_answers_are_told_apart_at_once(
     assert len(hub.requests) == 1 and clock.in_time(started, 30)
 
 
-def test_passing_faults_are_tried_again(hub: Hub, tmp_path: Path, gguf_bytes: bytes) -> None:
+def test_temporary_faults_are_retried(hub: Hub, tmp_path: Path, gguf_bytes: bytes) -> None:
     hub.repos["o/r"] = Repo({"m.gguf": gguf_bytes})
     hub.fail_with, hub.fail_times = (503, {}), 1
     got, _ = fetch("hf:o/r::file=m.gguf", tmp_path / "cache")
     assert got.path.read_bytes() == gguf_bytes
 
 
-def test_no_server_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hub: Hub) -> None:
+def test_a_missing_server_is_reported_without_its_password(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hub: Hub
+) -> None:
     set_endpoint(monkeypatch, "http://me:secret@127.0.0.1:9")
     monkeypatch.setattr(remote, "ATTEMPTS", 1)
     error = failure("hf:o/r::file=m.gguf", tmp_path / "cache")
@@ -206,7 +208,7 @@ def test_no_server_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hub: 
     assert f"no connection to http://127.0.0.1:9: {why}" in error.message
 
 
-def test_a_storage_that_is_not_there_is_named(
+def test_a_storage_that_cannot_be_reached_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hub: Hub, gguf_bytes: bytes
 ) -> None:
     hub.repos["o/r"] = Repo({"m.gguf": gguf_bytes})
@@ -226,7 +228,7 @@ def test_a_storage_that_is_not_there_is_named(
         ("SSL_CERT_FILE", "/none", "FileNotFoundError"),
     ],
 )
-def test_what_the_environment_says_of_connections_is_told_as_that(
+def test_a_wrong_variable_for_connections_is_named(
     variable: str, value: str, why: str, hub: Hub, tmp_path: Path, gguf_bytes: bytes
 ) -> None:
     hub.repos["o/r"] = Repo({"m.gguf": gguf_bytes})
@@ -244,7 +246,7 @@ def test_what_the_environment_says_of_connections_is_told_as_that(
     assert again == got, "what is here needs no connection"
 
 
-def test_an_address_that_leads_to_itself_is_told(
+def test_an_endless_redirect_is_reported(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote, "ATTEMPTS", 1)
@@ -255,7 +257,7 @@ def test_an_address_that_leads_to_itself_is_told(
         assert "without end; check HF_ENDPOINT and the proxy" in error.message
 
 
-def test_offline_mode_calls_nobody(
+def test_offline_mode_sends_no_requests(
     hub: Hub, tmp_path: Path, gguf_bytes: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub.repos["o/r"] = Repo({"m.gguf": gguf_bytes})
@@ -270,7 +272,7 @@ def test_offline_mode_calls_nobody(
     assert hub.requests == []
 
 
-def test_a_full_disk_is_told_with_both_numbers(
+def test_a_full_disk_is_reported_with_both_numbers(
     hub: Hub, tmp_path: Path, gguf_bytes: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub.repos["o/r"] = Repo({"m.gguf": gguf_bytes})
@@ -282,7 +284,7 @@ def test_a_full_disk_is_told_with_both_numbers(
     assert hub.bodies() == []
 
 
-def test_a_disk_that_fills_up_mid_way(hub: Hub, tmp_path: Path) -> None:
+def test_a_disk_that_fills_up_midway_is_reported(hub: Hub, tmp_path: Path) -> None:
     """The file size limit of a child process acts like a full disk."""
     content = os.urandom(3 * 2**20)
     hub.repos["o/r"] = Repo({"m.gguf": content})

@@ -23,7 +23,7 @@ from worker.models.stored import stored_models
 from worker.settings import Settings
 
 
-def test_all_parts_of_a_split_model(hub: Hub, tmp_path: Path) -> None:
+def test_all_parts_of_a_split_model_are_fetched(hub: Hub, tmp_path: Path) -> None:
     parts = write_split(tmp_path, count=3)
     hub.large_bytes = 64
     hub.repos["o/r"] = Repo({f"q8/{p.name}": p.read_bytes() for p in parts})
@@ -42,7 +42,7 @@ def test_all_parts_of_a_split_model(hub: Hub, tmp_path: Path) -> None:
     ]
 
 
-def test_a_checkpoint_that_was_broken_off_is_fetched_to_its_end(hub: Hub, tmp_path: Path) -> None:
+def test_an_incomplete_checkpoint_is_completed(hub: Hub, tmp_path: Path) -> None:
     """Even if the existing files would do: a small file, a pooling, or an unlisted shard may be
     missing."""
     files = {p.name: p.read_bytes() for p in bundled_folder().iterdir() if p.is_file()}
@@ -141,7 +141,7 @@ def test_a_sharded_checkpoint_is_fetched_by_its_index(hub: Hub, tmp_path: Path) 
     assert hub.requests == []
 
 
-def test_a_repository_of_ggufs_needs_a_file_unless_it_has_one(
+def test_a_repository_of_several_ggufs_needs_a_file(
     hub: Hub, tmp_path: Path, gguf_bytes: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub.repos["o/one"] = Repo({"README.md": b"", "m.gguf": gguf_bytes})
@@ -217,7 +217,7 @@ def test_an_index_cannot_name_files_elsewhere(hub: Hub, tmp_path: Path) -> None:
         fetch("hf:o/w", tmp_path / "cache")
 
 
-def test_resolve_takes_an_alias_to_a_checked_file(
+def test_resolve_downloads_the_file_of_an_alias_and_checks_it(
     hub: Hub, tmp_path: Path, gguf_bytes: bytes
 ) -> None:
     hub.repos["o/r"] = Repo({"m.gguf": gguf_bytes, "text.gguf": b"Once upon a time" * 100})

@@ -1,4 +1,4 @@
-"""Draft models must have the same vocabulary."""
+"""Draft models must have the model's vocabulary, except for its last tokens."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def refused(draft: Path, model: Path) -> str:
     return caught.value.message
 
 
-def test_vocabularies_may_differ_in_what_comes_last(tmp_path: Path) -> None:
+def test_vocabularies_may_differ_in_their_last_tokens(tmp_path: Path) -> None:
     """As families pad theirs; the first different token is named."""
     model = write(tmp_path / "model.gguf", Shape())
     longer = write(tmp_path / "longer.gguf", Shape(vocabulary=400))
@@ -40,7 +40,7 @@ def test_vocabularies_may_differ_in_what_comes_last(tmp_path: Path) -> None:
     assert "its token 309 is 'v50', the model's is 'w50'" in refused(longer, model)
 
 
-def test_a_repositorys_quantisation_is_chosen_by_what_the_model_leaves(
+def test_the_quantisation_of_a_draft_model_is_chosen_by_the_memory_that_is_left(
     hub: Hub, tmp_path: Path
 ) -> None:
     model = read_header(bundled_gguf("q8_0"))
@@ -54,7 +54,7 @@ def test_a_repositorys_quantisation_is_chosen_by_what_the_model_leaves(
         asyncio.run(resolve_draft(settings, model, room=lambda: n))
 
 
-def test_other_words_and_no_file_are_told(tmp_path: Path) -> None:
+def test_another_tokenizer_and_a_missing_file_are_refused(tmp_path: Path) -> None:
     model = bundled_gguf("q8_0")
     other = write(tmp_path / "other-words.gguf", Shape())
     assert "its tokenizer is gguf-spm, the model's is gguf-bpe" in refused(other, model)

@@ -28,7 +28,7 @@ from worker.models.gguf.header import (
 from worker.models.gguf.servable import check_servable
 
 
-def test_header_says_what_the_writer_wrote(tmp_path: Path) -> None:
+def test_a_header_has_the_written_values(tmp_path: Path) -> None:
     header = read_header(write_gguf(tmp_path / "model.gguf"))
     assert header.architecture == "llama"
     assert header.name == "A sample"
@@ -44,7 +44,7 @@ def test_header_says_what_the_writer_wrote(tmp_path: Path) -> None:
     check_servable(header)
 
 
-def test_tensors_lie_where_the_reference_reader_finds_them(tmp_path: Path) -> None:
+def test_tensors_equal_those_of_the_reference_reader(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf")
     header = read_header(path)
     theirs = gguf.GGUFReader(path).tensors
@@ -59,7 +59,7 @@ def test_tensors_lie_where_the_reference_reader_finds_them(tmp_path: Path) -> No
     assert list(header.tensor_types()) == ["F32", "Q8_0"]
 
 
-def test_arrays_are_read_when_asked_for(tmp_path: Path) -> None:
+def test_arrays_are_read_on_demand(tmp_path: Path) -> None:
     path = write_gguf(
         tmp_path / "model.gguf",
         overrides={"x.floats": [0.5, 1.5], "x.flags": [True, False], "x.words": ["ä", "🦊"]},
@@ -82,7 +82,7 @@ def test_arrays_are_read_when_asked_for(tmp_path: Path) -> None:
         (9999, "F32"),
     ],
 )
-def test_quantisation_is_the_files_own_word_else_that_of_most_bytes(
+def test_the_quantisation_is_the_files_own_else_that_of_most_bytes(
     tmp_path: Path, file_type: int, expected: str
 ) -> None:
     path = write_gguf(tmp_path / "m.gguf", overrides={"general.file_type": int(file_type)})
@@ -119,7 +119,7 @@ def test_a_large_vocabulary_is_read_fast(tmp_path: Path) -> None:
     assert clock.within(elapsed, 1), f"took {elapsed:.3f} s"
 
 
-def test_missing_file_folder_and_unreadable_file(tmp_path: Path) -> None:
+def test_a_missing_file_a_folder_and_an_unreadable_file_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="does not exist"):
         read_header(tmp_path / "nowhere.gguf")
     with pytest.raises(ModelError, match="is a folder"):
@@ -128,7 +128,7 @@ def test_missing_file_folder_and_unreadable_file(tmp_path: Path) -> None:
         read_header(tmp_path / ("n" * 300 + ".gguf"))
 
 
-def test_a_truncated_download_is_told_with_both_sizes(tmp_path: Path) -> None:
+def test_a_truncated_download_is_reported_with_both_sizes(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "m.gguf")
     whole = path.stat().st_size
     with path.open("r+b") as file:
@@ -254,7 +254,7 @@ def test_each_fault_is_named(tmp_path: Path, content: bytes, words: str) -> None
         ({"architecture": "llada"}, "diffusion"),
     ],
 )
-def test_what_cannot_be_served_is_refused(
+def test_models_that_cannot_be_served_are_refused(
     tmp_path: Path, changes: dict[str, Any], words: str
 ) -> None:
     header = read_header(write_gguf(tmp_path / "m.gguf", **changes))
@@ -295,7 +295,7 @@ def test_a_split_model_is_read_whole(tmp_path: Path) -> None:
     assert np.frombuffer(raw, dtype=np.float32).tolist() == [2.0] * 128
 
 
-def test_split_faults(tmp_path: Path) -> None:
+def test_faults_of_split_models_are_named(tmp_path: Path) -> None:
     paths = write_split(tmp_path, count=3)
     with pytest.raises(ModelError, match="give its first part, named 'split-00001-of-00003.gguf'"):
         read_header(paths[1])

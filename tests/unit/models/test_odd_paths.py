@@ -47,7 +47,7 @@ def test_odd_names_are_refused_with_a_sentence(folder: Path, name: str) -> None:
         asyncio.run(asyncio.wait_for(resolve(Settings(cache_dir=folder / "cache"), name), 60))
 
 
-def test_a_checkpoint_of_pipes_is_none(folder: Path) -> None:
+def test_a_checkpoint_of_pipes_is_refused(folder: Path) -> None:
     (folder / "model").mkdir()
     for name in ("config.json", "tokenizer.json", "model.safetensors"):
         os.mkfifo(folder / "model" / name)

@@ -36,7 +36,7 @@ def test_the_projector_beside_the_model_is_found(tmp_path: Path) -> None:
     assert chosen(str(fits), model) == ProjectorFile(str(fits), is_named=True)
 
 
-def test_a_named_one_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+def test_a_named_projector_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     model = random_model("dense")
     for file, words in (
         (random_projector("gemma3", 128), "embeddings of 128 numbers"),

@@ -43,7 +43,7 @@ def test_the_largest_that_leaves_room_is_taken(sizes: dict[str, int], room: int)
         {"a-Q4_K_M-00001-of-00002.gguf": 1, "a-Q8_0.gguf": 2},  # a part is missing
     ],
 )
-def test_what_is_not_one_model_is_not_chosen_from(files: dict[str, int | None]) -> None:
+def test_files_that_are_not_one_model_are_not_chosen_from(files: dict[str, int | None]) -> None:
     assert of_one_model(models_in(files)) == []
 
 
@@ -62,7 +62,7 @@ def test_parts_count_together_and_projectors_not_at_all() -> None:
     assert fitting(found, 24 * GIB) == found[1] and fitting(found, 20 * GIB) == found[0]
 
 
-def test_the_choice_is_downloaded_and_told(
+def test_the_chosen_quantisation_is_downloaded_and_logged(
     hub: Hub, tmp_path: Path, gguf_bytes: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     others = {"README.md": b"", "m-imatrix.gguf": b"GGUF"}  # as llama-imatrix names it
@@ -91,7 +91,7 @@ def test_the_choice_is_downloaded_and_told(
         ("Q4_K_XL", "m-UD-Q4_K_XL.gguf"),
     ],
 )
-def test_a_quantisation_is_taken_that_is_named_as_llama_server_names_it(
+def test_a_quantisation_is_found_by_llama_servers_name(
     hub: Hub, tmp_path: Path, gguf_bytes: bytes, label: str, file: str
 ) -> None:
     """Beside a checkpoint, a projector and another file; independent of this machine's memory."""
@@ -107,7 +107,7 @@ def test_a_quantisation_is_taken_that_is_named_as_llama_server_names_it(
     assert fetch(f"hf:o/m:{label}@{COMMIT}", tmp_path)[0].path == got and hub.requests == []
 
 
-def test_a_quantisation_that_is_not_there_or_twice(
+def test_a_missing_or_ambiguous_quantisation_is_refused(
     hub: Hub, tmp_path: Path, gguf_bytes: bytes
 ) -> None:
     names = ("m-Q4_0.gguf", "m-Q8_0.gguf", "n-Q8_0.gguf", "mmproj-Q6_K.gguf", "notes.gguf")
@@ -125,7 +125,7 @@ def test_a_quantisation_that_is_not_there_or_twice(
         (("config.json", "tokenizer.json", "model.safetensors"), r"no GGUF in Q8_0\."),
     ],
 )
-def test_a_quantisation_of_a_repository_that_names_none(
+def test_a_quantisation_of_a_repository_without_any_is_refused(
     hub: Hub, tmp_path: Path, names: tuple[str, ...], words: str
 ) -> None:
     hub.repos["o/m"] = Repo(dict.fromkeys(names, b"{}"))

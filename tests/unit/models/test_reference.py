@@ -34,7 +34,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
         ("hf:o/r:UD-Q4_K_XL@main", HubReference("o/r", "main", quantisation="UD-Q4_K_XL")),
     ],
 )
-def test_forms(text: str, expected: object) -> None:
+def test_valid_references_are_parsed(text: str, expected: object) -> None:
     parsed = parse(text)
     assert parsed == expected
     if isinstance(parsed, HubReference):
@@ -72,7 +72,7 @@ def test_forms(text: str, expected: object) -> None:
         ("hf:o/r::file=x.gguf::file=y.gguf", "names two files"),
     ],
 )
-def test_wrong_ones_are_told_what_is_wrong(text: str, words: str) -> None:
+def test_invalid_references_are_refused_with_the_reason(text: str, words: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse(text)
     assert words in caught.value.message
@@ -84,7 +84,7 @@ def test_wrong_ones_are_told_what_is_wrong(text: str, words: str) -> None:
 @given(
     st.text(max_size=40), st.sampled_from(["", "~", "hf:", "hf:o/r", "hf:o/r@", "hf:o/r::file="])
 )
-def test_any_text_parses_or_is_told(rest: str, start: str) -> None:
+def test_any_text_is_parsed_or_refused(rest: str, start: str) -> None:
     try:
         parsed = parse(start + rest)
     except ConfigError as error:

@@ -58,7 +58,7 @@ def test_and_the_sentence_of_a_command_that_fails(tmp_path: Path) -> None:
 
 
 def unread(kind: str) -> tuple[int, int]:
-    """Yield both ends of a full pipe that nobody reads."""
+    """Return both ends of a full pipe that nobody reads."""
     if kind == "pipe":
         reader, writer = os.pipe()
     else:
