@@ -27,7 +27,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, float]:
 
 @given(st.floats(-5 * DAY, 5 * DAY))
 @example(0.0)
-def test_what_is_told_follows_the_clock(certificate: tuple[str, float], seconds: float) -> None:
+def test_the_warning_follows_the_clock(certificate: tuple[str, float], seconds: float) -> None:
     file, made = certificate
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(time, "time", lambda: made + seconds)
@@ -46,7 +46,7 @@ def test_what_is_told_follows_the_clock(certificate: tuple[str, float], seconds:
     assert told.startswith(f"{file} {expected}") and told.endswith("GMT")
 
 
-def test_a_server_that_runs_on_tells_once_a_day(
+def test_a_running_server_warns_once_a_day(
     certificate: tuple[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Even of a certificate that was valid for long when it started."""
@@ -71,7 +71,7 @@ def test_a_server_that_runs_on_tells_once_a_day(
     assert all("has expired" in message for _, message in told)
 
 
-def test_a_file_without_a_certificate_is_told_by_its_own_check(tmp_path: Path) -> None:
+def test_a_file_without_a_certificate_gets_no_warning_of_dates(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("no certificate")
     assert certificate_trouble(str(tmp_path / "key")) == ""
     assert certificate_trouble(str(tmp_path / "missing")) == ""

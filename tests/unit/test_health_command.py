@@ -9,6 +9,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,13 @@ from worker.settings import Settings
 
 class Healthy(BaseHTTPRequestHandler):
     status = 200
-    said = b'{"status":"healthy"}'
+    body = b'{"status":"healthy"}'
 
     def do_GET(self) -> None:
         is_known = self.path in ("/health", "/v1/models")
         self.send_response(self.status if is_known else 404)
         self.end_headers()
-        self.wfile.write(self.said)
+        self.wfile.write(self.body)
 
     def log_message(self, *_arguments: object) -> None:
         pass
@@ -53,7 +54,7 @@ def first_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     "before",
     ["llorch-cpu", "/opt/llorch/bin/python\0/opt/llorch/bin/llorch-cpu", "/init\0--\0llorch-cpu"],
 )
-def test_it_follows_the_flags_of_the_first_process(
+def test_health_follows_the_flags_of_the_first_process(
     before: str, port: int, first_process: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = f"{before}\0--model\0tiny\0--host\x000.0.0.0\0--port={port}\0"
@@ -62,7 +63,7 @@ def test_it_follows_the_flags_of_the_first_process(
     assert capsys.readouterr().out == "healthy\n"
 
 
-def test_its_own_flags_and_variables_count_where_the_first_process_is_none(
+def test_own_flags_and_variables_count_if_the_first_process_is_no_worker(
     port: int, first_process: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first_process.write_text("/sbin/init\0")
@@ -72,7 +73,7 @@ def test_its_own_flags_and_variables_count_where_the_first_process_is_none(
     assert command_line.main("cpu", ["health"]) == 0
 
 
-def test_one_that_is_not_well_or_not_there_is_a_failure(
+def test_an_unhealthy_or_absent_worker_is_a_failure(
     port: int,
     first_process: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -138,34 +139,29 @@ def test_a_certificate_is_trusted_whatever_names_are_in_it(
         server.shutdown()
 
 
-def test_another_server_without_that_path_is_no_worker_that_is_not_well(
-    port: int,
-    first_process: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr(Healthy, "said", b"<html>\n<p>not found\n")
-    monkeypatch.setattr(Healthy, "status", 404)
-    assert command_line.main("cpu", ["health", "--port", str(port)]) == 1
-    assert capsys.readouterr().err.endswith("is not a worker.\n")
-
-
-@pytest.mark.parametrize("command", ["health", "chat"])
-@pytest.mark.parametrize("said", [b"<html>", b"[]", b'{"data":[]}'])
-def test_what_answers_there_may_be_another_server(
+@pytest.mark.parametrize(
+    ("command", "status", "body"),
+    [
+        ("health", 404, b"<html>\n<p>not found\n"),
+        *product(("health", "chat"), (200,), (b"<html>", b"[]", b'{"data":[]}')),
+    ],
+)
+def test_another_server_is_not_taken_for_a_worker(
     port: int,
     first_process: Path,
     command: str,
-    said: bytes,
+    status: int,
+    body: bytes,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(Healthy, "said", said)
+    monkeypatch.setattr(Healthy, "status", status)
+    monkeypatch.setattr(Healthy, "body", body)
     assert command_line.main("cpu", [command, "--port", str(port)]) == 1
     assert capsys.readouterr().err.endswith("is not a worker.\n")
 
 
-def test_a_name_that_is_none_is_told(
+def test_an_invalid_host_name_is_reported(
     first_process: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command_line.main("cpu", ["health", "--host", "a..b"]) == 1

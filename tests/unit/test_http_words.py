@@ -12,7 +12,7 @@ from worker.errors import http_words, system_words
 
 
 @pytest.mark.anyio
-async def test_a_server_that_says_nothing_to_tls_is_no_fault_of_a_read() -> None:
+async def test_a_server_without_a_tls_handshake_is_a_connect_timeout() -> None:
     """The timeout's `__context__` is a TLS socket that had nothing to read yet."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         async with httpx.AsyncClient(timeout=0.3, trust_env=False) as client:
@@ -26,8 +26,8 @@ def test_a_header_that_cannot_be_sent_is_not_repeated() -> None:
     assert http_words(error).startswith("LocalProtocolError (in the environment: ")
 
 
-def test_what_the_system_refuses_without_a_file_is_told_with_who_asked() -> None:
+def test_a_refusal_of_the_system_without_a_file_names_the_caller() -> None:
     with pytest.raises(OSError) as caught:
         os.close(-1)
-    who = test_what_the_system_refuses_without_a_file_is_told_with_who_asked.__name__
+    who = test_a_refusal_of_the_system_without_a_file_names_the_caller.__name__
     assert system_words(caught.value).startswith(f"Bad file descriptor ({who}, test_http_words.py")

@@ -52,11 +52,11 @@ _command("a_command", function)
         (signal.SIGTERM, signal.SIGINT, "run"),
     ],
 )
-def test_it_is_neither_lost_nor_shown(
+def test_a_lost_interrupt_ends_a_command_without_output(
     number: int, ignored: int, function: str, tmp_path: Path
 ) -> None:
-    """Nor are other signals that stop a command, even after a shell's `&`, which ignores Ctrl-C. A
-    waiting command stops at once."""
+    """So does another signal that stops a command, even after a shell's `&`, which ignores
+    Ctrl-C. A waiting command stops at once."""
     ran = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(int(number)), str(int(ignored)), function],
         env=environment(tmp_path),

@@ -24,7 +24,7 @@ VARIANTS = {
 }
 
 
-def test_nothing_lies_astray(cpu_wheel_files: dict[str, bytes]) -> None:
+def test_the_wheel_has_no_stray_files(cpu_wheel_files: dict[str, bytes]) -> None:
     allowed = ("llama_cpp/*", f"llama_cpp_python-{pinned.pins().version}+cpu.dist-info/*")
     stray = [name for name in cpu_wheel_files if not any(fnmatch(name, one) for one in allowed)]
     assert stray == []
@@ -74,7 +74,7 @@ def test_entries_are_sorted_and_carry_no_date(cpu_wheel: Path) -> None:
     assert {entry.date_time for entry in entries} == {(1980, 1, 1, 0, 0, 0)}
 
 
-def test_no_path_of_the_building_machine_is_in_it(cpu_wheel_files: dict[str, bytes]) -> None:
+def test_the_wheel_has_no_path_of_the_building_machine(cpu_wheel_files: dict[str, bytes]) -> None:
     traces = (b"/llorch-build-", str(Path.home()).encode() + b"/.cache")
     assert not [
         name for name, data in cpu_wheel_files.items() if any(trace in data for trace in traces)
@@ -137,7 +137,7 @@ def test_a_damaged_build_is_not_taken_from_the_cache(cpu_wheel: Path, tmp_path: 
     assert not store.is_whole(home)
 
 
-def test_it_lists_its_devices_and_decodes_a_token(tiny_gguf: Path) -> None:
+def test_the_wheel_lists_its_devices_and_decodes_a_token(tiny_gguf: Path) -> None:
     report = smoke.run_child(Path(sys.executable), tiny_gguf)
     assert [device["name"] for device in report["devices"]] == ["CPU"]
     assert report["decoded"]["tokens"] == 1

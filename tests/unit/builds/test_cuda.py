@@ -16,8 +16,8 @@ from builds.errors import BuildError
 COMPLETE = ("include/cublas_v2.h", "lib64/stubs/libcuda.so")
 
 
-def toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: tuple[str, ...]) -> Path:
-    """A toolkit of these files, whose nvcc reports its location like the real one."""
+def toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: tuple[str, ...]) -> None:
+    """Make a toolkit of these files, whose nvcc reports its location like the real one."""
     root = tmp_path / "toolkit"
     for name in files:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -27,7 +27,6 @@ def toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: tuple[str, .
     nvcc.write_text(f"#!/bin/sh\necho '#$ TOP={root}' >&2\n")
     nvcc.chmod(0o755)
     monkeypatch.setenv("PATH", str(nvcc.parent), prepend=":")
-    return root
 
 
 def test_a_complete_toolkit_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,7 +34,7 @@ def test_a_complete_toolkit_is_left_alone(tmp_path: Path, monkeypatch: pytest.Mo
     assert cuda.completion(pinned.pins(), tmp_path) == ([], [])
 
 
-def test_a_missing_driver_is_stood_in_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stub_replaces_a_missing_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     toolkit(tmp_path, monkeypatch, COMPLETE[:1])
     arguments, flags = cuda.completion(pinned.pins(), tmp_path)
     assert flags == []
@@ -46,7 +45,7 @@ def test_a_missing_driver_is_stood_in_for(tmp_path: Path, monkeypatch: pytest.Mo
     assert "Library soname: [libcuda.so.1]" in shown.stdout
 
 
-def test_a_plugin_asks_for_the_driver_that_was_stood_in_for(
+def test_a_plugin_linked_with_the_stub_needs_the_driver(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on systems whose linker keeps only libraries that provide a used symbol."""
@@ -62,12 +61,11 @@ def test_a_plugin_asks_for_the_driver_that_was_stood_in_for(
     assert "Shared library: [libcuda.so.1]" in shown.stdout
 
 
-def test_an_nvcc_that_tells_nothing_gets_a_sentence(
+def test_an_nvcc_that_does_not_name_its_toolkit_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root = toolkit(tmp_path, monkeypatch, COMPLETE)
+    toolkit(tmp_path, monkeypatch, COMPLETE)
     (tmp_path / "bin" / "nvcc").write_text("#!/bin/sh\necho broken >&2\n")
-    assert root.exists()
     with pytest.raises(BuildError, match="does not say where its toolkit is: broken"):
         cuda.completion(pinned.pins(), tmp_path)
 

@@ -97,7 +97,7 @@ def test_the_sbom_lists_what_a_venv_really_holds() -> None:
     assert "llama.cpp" in {name for name, _ in listed}
 
 
-def test_an_old_python_gets_a_sentence() -> None:
+def test_an_old_python_is_reported() -> None:
     result = python(
         "import runpy, sys; sys.version_info = (3, 9, 2, 'final', 0);"
         "runpy.run_module('builds', run_name='__main__')"
@@ -107,7 +107,7 @@ def test_an_old_python_gets_a_sentence() -> None:
     assert "Traceback" not in result.stderr
 
 
-def test_a_missing_ensurepip_gets_a_sentence(tmp_path: Path, private_cache: Path) -> None:
+def test_a_missing_ensurepip_is_reported(tmp_path: Path, private_cache: Path) -> None:
     target = tmp_path / "venv"
     result = python(
         "import sys; sys.modules['ensurepip'] = None; from builds.cli import main;"
@@ -118,7 +118,7 @@ def test_a_missing_ensurepip_gets_a_sentence(tmp_path: Path, private_cache: Path
     assert "Traceback" not in result.stderr
 
 
-def test_a_missing_compiler_gets_a_sentence(
+def test_a_missing_compiler_is_reported(
     tmp_path: Path, private_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
@@ -128,7 +128,7 @@ def test_a_missing_compiler_gets_a_sentence(
     assert "apt-get install g++" in result.stderr
 
 
-def test_a_missing_nvcc_gets_a_sentence(private_cache: Path, tmp_path: Path) -> None:
+def test_a_missing_nvcc_is_reported(private_cache: Path, tmp_path: Path) -> None:
     result = python(
         "import shutil, sys; from builds import cuda; from builds.cli import main;"
         f"import os; c = shutil.which('c++'); os.symlink(c, {str(tmp_path / 'c++')!r});"

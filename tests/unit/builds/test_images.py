@@ -71,7 +71,9 @@ def test_given_arguments_win_over_the_pin() -> None:
         images.arguments("cuda", "cuda11")
 
 
-def test_without_any_tool_a_sentence_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_container_tool_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(BuildError, match="None of docker"):
         images.tool()

@@ -43,10 +43,10 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def ended(
+def survivors(
     command: list[str], ends: signal.Signals, folder: Path, children: int
 ) -> list[psutil.Process]:
-    """Return descendants that outlive the process."""
+    """Return descendants of the command that outlive the signal to it."""
     process = subprocess.Popen([sys.executable, *command], cwd=folder)
     known = psutil.Process(process.pid)
     deadline = time.monotonic() + 60
@@ -60,14 +60,14 @@ def ended(
     process.send_signal(ends)
     process.wait(60)
     deadline = time.monotonic() + 60
-    while left := [each for each in found if goes_on(each)]:
+    while left := [each for each in found if is_running(each)]:
         if time.monotonic() > deadline:
             break
         time.sleep(0.02)
     return left
 
 
-def goes_on(process: psutil.Process) -> bool:
+def is_running(process: psutil.Process) -> bool:
     """Whether it is still running; an orphan may never be reaped."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
@@ -77,7 +77,7 @@ def goes_on(process: psutil.Process) -> bool:
 
 @pytest.mark.parametrize("ends", [signal.SIGHUP, signal.SIGINT, signal.SIGTERM])
 def test_the_compilers_end_with_their_build(ends: signal.Signals, folder: Path) -> None:
-    assert ended(["-m", "builds"], ends, folder, children=3) == []
+    assert survivors(["-m", "builds"], ends, folder, children=3) == []
 
 
 ENDS = [signal.SIGINT, signal.SIGTERM]
@@ -86,7 +86,5 @@ if sys.platform == "linux":  # the kernel signals the build there
 
 
 @pytest.mark.parametrize("ends", ENDS)
-def test_the_build_ends_with_the_command_that_asked_for_it(
-    ends: signal.Signals, folder: Path
-) -> None:
-    assert ended(["-c", COMMAND], ends, folder, children=4) == []
+def test_a_build_ends_with_the_command_that_started_it(ends: signal.Signals, folder: Path) -> None:
+    assert survivors(["-c", COMMAND], ends, folder, children=4) == []

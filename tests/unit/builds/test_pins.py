@@ -48,7 +48,7 @@ def test_native_is_one_variant_and_comes_without_the_tests_plugin() -> None:
     assert native.ship != everything.ship
 
 
-def test_a_native_wheel_is_another_on_another_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_native_wheel_depends_on_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     def keys() -> list[str]:
         recipes = (pinned.recipe("cpu", native=native) for native in (False, True))
         return [wheels.key(recipe, pinned.pins()) for recipe in recipes]
@@ -91,7 +91,7 @@ def test_a_native_build_has_the_options_of_llama_cpps_variant(
         assert flags["GGML_NATIVE"] == "OFF"
 
 
-def test_another_way_of_repacking_is_no_other_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_of_repacking_compiles_nothing_again(monkeypatch: pytest.MonkeyPatch) -> None:
     pins, recipe = pinned.pins(), pinned.recipe("cpu")
     before = compile.made_of(recipe, pins), wheels.key(recipe, pins)
     other = replace(pins, toolchain={**pins.toolchain, "patchelf": "0.1"})
@@ -99,7 +99,7 @@ def test_another_way_of_repacking_is_no_other_compile(monkeypatch: pytest.Monkey
     assert wheels.key(recipe, other) != before[1]
 
 
-def test_a_comment_in_the_code_is_no_other_code(tmp_path: Path) -> None:
+def test_a_comment_does_not_change_the_hash_of_code(tmp_path: Path) -> None:
     code = tmp_path / "code.py"
     hashes = []
     for text in ("x = 1\n", "# why\nx = 1\n", "x = 2\n"):

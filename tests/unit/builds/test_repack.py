@@ -79,7 +79,7 @@ def names(wheel: Path) -> set[str]:
         return set(archive.namelist())
 
 
-def test_only_what_is_needed_is_left_each_once(tmp_path: Path, patchelf: Path) -> None:
+def test_a_wheel_keeps_each_needed_file_once(tmp_path: Path, patchelf: Path) -> None:
     wheel = repacked(tmp_path, patchelf)
     info = "llama_cpp_python-1.2.3+cpu.dist-info"
     assert wheel.name == "llama_cpp_python-1.2.3+cpu-py3-none-linux_x86_64.whl"

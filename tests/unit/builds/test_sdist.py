@@ -62,7 +62,7 @@ def test_nothing_of_a_tampered_sdist_runs(
     assert not ran.exists()
 
 
-def test_the_sources_say_which_llama_cpp_they_hold(tmp_path: Path) -> None:
+def test_sources_that_do_not_name_their_llama_cpp_are_refused(tmp_path: Path) -> None:
     archive = tmp_path / "a.tar.gz"
     with tarfile.open(archive, "w:gz") as tar:
         tar.addfile(tarfile.TarInfo("top/README.md"))

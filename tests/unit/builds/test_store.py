@@ -32,7 +32,7 @@ def test_a_failed_build_leaves_the_old_one_and_nothing_else(tmp_path: Path) -> N
     assert [path.name for path in tmp_path.iterdir()] == ["build"]
 
 
-def test_what_a_killed_build_left_is_cleared(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_build_are_removed(tmp_path: Path) -> None:
     left = tmp_path / ".build.partial"
     left.mkdir()
     (left / "junk").write_text("junk")
@@ -41,7 +41,7 @@ def test_what_a_killed_build_left_is_cleared(tmp_path: Path) -> None:
     assert not left.exists()
 
 
-def test_a_second_process_waits_and_says_so(private_cache: Path) -> None:
+def test_a_second_process_waits_and_reports_it(private_cache: Path) -> None:
     code = "from builds import store\nwith store.lock('one'): print('entered', flush=True)"
     with store.lock("one"):
         child = subprocess.Popen(
@@ -61,7 +61,7 @@ def test_a_second_process_waits_and_says_so(private_cache: Path) -> None:
     assert out == "entered\n"
 
 
-def test_a_cache_that_cannot_be_made_is_told(
+def test_a_cache_that_cannot_be_made_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also for a user whom the system does not know and who has no home."""

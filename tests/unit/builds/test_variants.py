@@ -24,7 +24,7 @@ def names(listing: str) -> list[str]:
     return [match["name"] for match in variants.VARIANT.finditer(listing)]
 
 
-def test_the_variants_with_a_refused_feature_go(listing: str) -> None:
+def test_variants_with_a_refused_feature_are_left_out(listing: str) -> None:
     assert names(listing) == ALL
     text, left_out = variants.without(listing, ["SME"])
     assert left_out == ["armv9.2_1", "armv9.2_2"] and names(text) == ALL[:-2]
@@ -51,7 +51,7 @@ def compiler(folder: Path, target: str, *, knows: bool) -> str:
         ("x86_64-linux-gnu", False, []),
     ],
 )
-def test_the_compiler_is_asked(
+def test_the_compiler_decides_which_features_are_refused(
     target: str,
     knows: bool,
     expected: list[str],
@@ -63,7 +63,7 @@ def test_the_compiler_is_asked(
     assert variants.refused() == expected
 
 
-def test_what_is_left_out_is_said(
+def test_variants_left_out_are_reported(
     listing: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -112,13 +112,13 @@ def test_the_largest_magnitude_is_found_wherever_it_is(
 
 
 @pytest.mark.filterwarnings("error")
-def test_no_value_makes_numpy_write_to_stderr() -> None:
+def test_no_value_makes_numpy_warn() -> None:
     """The converter itself reports values that a type cannot hold."""
     every = np.arange(1 << 16, dtype=np.uint16).reshape(-1, 32)
     assert not is_finite(encode(every, "Q8_0"), "Q8_0")
 
 
-def test_what_is_not_finite_is_found_among_all_values() -> None:
+def test_nan_and_infinities_are_found_among_all_values() -> None:
     """Like NumPy; a BF16 is the upper half of a float32."""
     every = np.arange(1 << 16, dtype=np.uint16)
     wide = every.astype(np.uint32) << 16

@@ -64,7 +64,7 @@ def test_an_added_token_without_a_row_is_left_out_and_named(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("do_sample", [True, False, None])
-def test_tokens_are_drawn_as_the_generation_config_says(
+def test_sampling_defaults_are_those_of_the_generation_config(
     tmp_path: Path, do_sample: bool | None
 ) -> None:
     """Qwen, Llama and Gemma are published with one. transformers uses its numbers only when
@@ -135,7 +135,7 @@ def test_buffers_and_what_predicts_further_tokens_are_left_out_of_any_type(
         ("gpt-2", "scale_attn_weights"),
     ],
 )
-def test_null_is_as_good_as_absence(tmp_path: Path, family: str, key: str) -> None:
+def test_null_is_accepted_like_an_absent_key(tmp_path: Path, family: str, key: str) -> None:
     source = checkpoint(family, tmp_path)
     edit(source / "config.json", **{key: None})
     prepared(source)
@@ -143,7 +143,7 @@ def test_null_is_as_good_as_absence(tmp_path: Path, family: str, key: str) -> No
 
 @pytest.mark.long
 @pytest.mark.parametrize("family", MODELS)
-def test_null_is_as_good_as_absence_of_any_key(tmp_path: Path, family: str) -> None:
+def test_null_is_accepted_wherever_a_key_may_be_absent(tmp_path: Path, family: str) -> None:
     source = checkpoint(family, tmp_path)
     path = source / "config.json"
     config = json.loads(path.read_text())
@@ -179,7 +179,7 @@ WINDOW = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 
         ({"layer_types": ["full_attention", "sliding_attention"]}, False),
     ],
 )
-def test_a_window_that_no_layer_has_is_none(
+def test_a_window_is_refused_unless_no_layer_has_it(
     family: str, settings: dict[str, Any], is_idle: bool, tmp_path: Path
 ) -> None:
     source = checkpoint(family, tmp_path)
@@ -266,7 +266,7 @@ def test_a_multimodal_name_over_a_text_models_configuration(tmp_path: Path) -> N
     assert prepared(source).architecture == "qwen35moe"
 
 
-def test_role_markers_are_control_tokens_whatever_their_definition_says(tmp_path: Path) -> None:
+def test_role_markers_are_control_tokens_despite_their_definition(tmp_path: Path) -> None:
     source = checkpoint("llama", tmp_path)
     with files.rewritten(source / "tokenizer.json") as tokenizer:
         del tokenizer["added_tokens"][2:]
@@ -305,7 +305,7 @@ def test_a_second_converter_never_writes_into_what_the_first_one_finished(
     assert opened.is_set()
 
 
-def test_an_error_of_the_disk_ends_with_a_sentence(
+def test_an_error_of_the_disk_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Also on a background thread, and on macOS, which has no fdatasync."""
@@ -340,13 +340,13 @@ def test_a_setting_of_an_older_form_means_the_same(
     assert [t.name for t in found.tensors] == [t.name for t in expected.tensors]
 
 
-def test_nemotron_has_a_length_of_heads_of_its_own(tmp_path: Path) -> None:
+def test_nemotron_names_the_length_of_its_heads_differently(tmp_path: Path) -> None:
     source = checkpoint("nemotron-h-dense", tmp_path)
     edit(source / "config.json", head_dim=None, attention_head_dim=32)
     assert prepared(source).metadata["{arch}.attention.key_length"] == 32
 
 
-def test_a_list_of_sizes_that_differ_is_no_size(
+def test_a_list_of_different_sizes_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = checkpoint("hunyuan-moe", tmp_path)
@@ -377,7 +377,7 @@ def test_a_classifier_has_as_many_labels_as_rows(family: str, n_rows: int, tmp_p
             prepared(source)
 
 
-def test_a_ranker_of_bert_tells_that_llama_cpp_sees_one_kind_of_text(tmp_path: Path) -> None:
+def test_a_bert_ranker_notes_that_llama_cpp_has_one_type_of_text(tmp_path: Path) -> None:
     source = checkpoint("bert-ranker", tmp_path)
     note = "llama.cpp gives all tokens the first text's type; the model has another for the second"
     assert note in prepared(source).notes
@@ -385,7 +385,7 @@ def test_a_ranker_of_bert_tells_that_llama_cpp_sees_one_kind_of_text(tmp_path: P
     assert note not in prepared(source).notes
 
 
-def test_a_model_that_looks_both_ways_must_say_how_it_embeds(
+def test_a_bidirectional_model_without_a_pooling_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = checkpoint("gte-qwen2", tmp_path)

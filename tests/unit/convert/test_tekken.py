@@ -38,11 +38,11 @@ def compare(folder: Path, expected: str, size: int) -> None:
     model.close()
 
 
-def test_ids_are_those_of_mistrals_own_library(folder: Path) -> None:
+def test_ids_equal_those_of_mistrals_own_library(folder: Path) -> None:
     compare(folder, "expected.json", 2000)
 
 
-def test_listed_special_tokens_are_taken(folder: Path) -> None:
+def test_listed_special_tokens_are_used(folder: Path) -> None:
     listed = [{"rank": 0, "token_str": "<unk>"}, {"rank": 1, "token_str": "[THINK]"}]
     edit(folder / "tekken.json", special_tokens=listed)
     vocabulary = read_vocabulary(Checkpoint(folder, {}, {}), 2000)
@@ -57,14 +57,14 @@ def test_listed_special_tokens_are_taken(folder: Path) -> None:
         ({"vocab": [{"rank": 0, "token_bytes": "?"}]}, "malformed"),
     ],
 )
-def test_what_is_none_is_refused(folder: Path, change: dict[str, object], words: str) -> None:
+def test_a_malformed_tekken_is_refused(folder: Path, change: dict[str, object], words: str) -> None:
     edit(folder / "tekken.json", **change)
     with pytest.raises(ModelError, match=words):
         read_vocabulary(Checkpoint(folder, {}, {}), 2000)
 
 
 @pytest.mark.parametrize("rank", [-1, 1000])
-def test_a_rank_that_is_none_is_refused(folder: Path, rank: int) -> None:
+def test_an_invalid_rank_is_refused(folder: Path, rank: int) -> None:
     """For a special token, a negative rank would index from the end."""
     edit(folder / "tekken.json", special_tokens=[{"rank": rank, "token_str": "<x>"}])
     with pytest.raises(ModelError, match=f"'<x>' has the rank {rank}"):
@@ -75,7 +75,7 @@ def test_a_rank_that_is_none_is_refused(folder: Path, rank: int) -> None:
         read_vocabulary(Checkpoint(folder, {}, {}), 2000)
 
 
-def test_a_tokenizer_json_beside_it_is_cut_as_it_says(folder: Path) -> None:
+def test_tekken_json_decides_how_a_tokenizer_json_beside_it_splits(folder: Path) -> None:
     """Published ones have Llama 3's expression, which splits off three digits at once."""
     definition = json.loads(reference.reference(folder).to_str())
     steps = definition["pre_tokenizer"]["pretokenizers"]
@@ -87,7 +87,7 @@ def test_a_tokenizer_json_beside_it_is_cut_as_it_says(folder: Path) -> None:
     assert note == "texts are split as tekken.json says, not as the tokenizer.json beside it does"
 
 
-def test_another_way_to_cut_is_refused(folder: Path) -> None:
+def test_another_expression_is_refused(folder: Path) -> None:
     with rewritten(folder / "tekken.json") as tekken:
         tekken["config"]["pattern"] += "|x"
     with pytest.raises(ModelError, match="not the one that Mistral publishes"):

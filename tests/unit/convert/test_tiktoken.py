@@ -25,7 +25,7 @@ def folder(tmp_path: Path) -> Path:
     return Path(shutil.copytree(DATA, tmp_path / "kimi"))
 
 
-def test_ids_are_tiktokens(folder: Path) -> None:
+def test_ids_equal_those_of_tiktoken(folder: Path) -> None:
     model = load(folder, KIMI, 700)
     for text, expected in json.loads((DATA / "expected.json").read_text("utf-8")):
         assert ids(model, text) == expected, text
@@ -50,7 +50,7 @@ def test_a_checkpoint_with_it_is_converted(tmp_path: Path, folder: Path) -> None
     assert cli.run(arguments) == 0
 
 
-def test_an_unknown_way_to_cut_and_a_damaged_file_are_refused(folder: Path) -> None:
+def test_an_unknown_split_and_a_damaged_file_are_refused(folder: Path) -> None:
     with pytest.raises(ModelError, match="only Python code"):
         read_vocabulary(Checkpoint(folder, {"model_type": "qwen"}, {}), 700)
     (folder / "tiktoken.model").write_text("IQ== 0\nIQ=\n")

@@ -224,7 +224,7 @@ def unmerged(definition: dict[str, Any]) -> None:
         (unmerged, "ignore_merges takes words such as 'Zyxwvut' whole"),
     ],
 )
-def test_what_no_text_of_the_check_may_show_is_refused_by_name(
+def test_settings_that_the_check_may_miss_are_refused_by_name(
     tmp_path: Path, change: Callable[[dict[str, Any]], None], words: str, name: str
 ) -> None:
     byte_level(tmp_path, steps_of(pre_tokenizers.named(name)))
@@ -254,7 +254,9 @@ def test_a_sentencepiece_bpe_that_takes_words_whole_is_refused_for_one_that_no_m
 
 
 @pytest.mark.parametrize("setting", [{"byte_fallback": True}, {"ignore_merges": True}])
-def test_what_changes_no_word_of_bytes_is_taken(tmp_path: Path, setting: dict[str, bool]) -> None:
+def test_settings_without_effect_on_byte_words_are_accepted(
+    tmp_path: Path, setting: dict[str, bool]
+) -> None:
     """All words have tokens, and merges that form them."""
     byte_level(tmp_path, [pre.ByteLevel(False)])
     with rewritten(tmp_path / "tokenizer.json") as definition:
@@ -309,7 +311,7 @@ def test_unigram_from_tokenizer_json(tmp_path: Path) -> None:
     model.close()
 
 
-def test_special_tokens_templates_and_all_ends_are_carried(tmp_path: Path) -> None:
+def test_special_tokens_templates_and_all_ends_are_converted(tmp_path: Path) -> None:
     byte_level(tmp_path, [pre.ByteLevel(add_prefix_space=False)])
     settings = {"bos_token": {"content": "<s>"}, "eos_token": "</s>", "add_bos_token": True}
     settings["chat_template"] = [{"name": "default", "template": "old"}]
@@ -358,7 +360,7 @@ def test_named_templates_are_listed_in_one_order(tmp_path: Path) -> None:
     assert listed.read() == names
 
 
-def test_a_template_post_processor_tells_whether_bos_is_added(tmp_path: Path) -> None:
+def test_a_template_post_processor_decides_whether_bos_is_added(tmp_path: Path) -> None:
     tokenizer = byte_level(tmp_path, [pre.ByteLevel(add_prefix_space=False)])
     tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
         single="<s> $A", special_tokens=[("<s>", 0)]
@@ -372,7 +374,7 @@ def test_a_template_post_processor_tells_whether_bos_is_added(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("kind", ["RobertaProcessing", "BertProcessing"])
-def test_the_post_processors_of_encoders_say_what_is_around_a_text(
+def test_the_post_processors_of_encoders_decide_what_is_around_a_text(
     tmp_path: Path, kind: str
 ) -> None:
     tokenizer = byte_level(tmp_path, [pre.ByteLevel(add_prefix_space=False)])
@@ -430,7 +432,7 @@ def test_wordpiece(tmp_path: Path, lowercase: bool, named: bool) -> None:
     assert any("more than 100 characters becomes one [UNK]" in note for note in notes)
 
 
-def test_a_source_that_cannot_split_a_text_is_told(tmp_path: Path) -> None:
+def test_a_source_that_cannot_split_a_text_is_reported(tmp_path: Path) -> None:
     vocab = {"a": 0, "[CLS]": 1, "[SEP]": 2}
     source = tokenizers.Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
     source.pre_tokenizer = pre.BertPreTokenizer()
@@ -441,7 +443,7 @@ def test_a_source_that_cannot_split_a_text_is_told(tmp_path: Path) -> None:
         load(tmp_path, {"eos_token_id": 2}, check=TokenCheck)
 
 
-def test_a_panic_of_the_tokenizers_library_is_told_as_its_own(tmp_path: Path) -> None:
+def test_a_panic_of_the_tokenizers_library_is_reported_as_its_own(tmp_path: Path) -> None:
     source = byte_level(tmp_path, [pre.ByteLevel(add_prefix_space=False)])
     charsmap = {"type": "Precompiled", "precompiled_charsmap": ""}
     edit(tmp_path / "tokenizer.json", normalizer=charsmap)
@@ -535,7 +537,7 @@ def test_runs_of_spaces_are_merged_where_the_library_merges_them(tmp_path: Path)
     assert "U+2581" in " ".join(vocabulary_of(tmp_path, 1500).notes)
 
 
-def test_a_sentencepiece_bpe_is_normalised_as_its_definition_says(tmp_path: Path) -> None:
+def test_a_sentencepiece_bpe_is_normalised_by_its_definition(tmp_path: Path) -> None:
     replace = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
     steps = [{"type": "NFKC"}, {"type": "Prepend", "prepend": SPACE}, replace]
     normalizer = {"type": "Sequence", "normalizers": steps}
@@ -552,7 +554,7 @@ METASPACE = {"type": "Metaspace", "replacement": SPACE, "split": False}
     ("settings", "scheme"),
     [({"legacy": False}, "first"), ({"legacy": False, "add_prefix_space": False}, "never")],
 )
-def test_a_tokenizer_model_alone_has_its_spaces_as_the_settings_beside_it_say(
+def test_the_spaces_of_a_lone_tokenizer_model_follow_its_settings(
     tmp_path: Path, settings: dict[str, bool], scheme: str
 ) -> None:
     """As transformers builds the missing definition."""
@@ -595,7 +597,7 @@ def test_the_end_of_a_text_is_found_on_either_level(tmp_path: Path, file: str) -
     assert special_tokens(checkpoint, vocabulary)["llorch.convert.eog_token_ids"] == [2, 7]
 
 
-def test_a_tokenizer_json_goes_before_a_model_of_fewer_tokens(tmp_path: Path) -> None:
+def test_a_tokenizer_json_takes_precedence_over_a_model_of_fewer_tokens(tmp_path: Path) -> None:
     """Like in transformers: adding tokens to a vocabulary saves only the definition."""
     source = sentencepiece_json(tmp_path, {"merges": [["h", "Z"], ["hZ", "h"]]})
     model = load(tmp_path)

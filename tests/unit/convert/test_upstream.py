@@ -96,7 +96,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 }
 """Keys that published configurations have and transformers no longer saves."""
 RENAMED = {"kimi-linear": (".0.block_sparse_moe", ".0.mlp")}
-"""Keys that transformers saves under another name than the published one."""
+"""Parts of tensor names that transformers saves differently than published ones."""
 WANTED = """KimiLinearForCausalLM DeepseekV32ForCausalLM DeepseekV4ForCausalLM MiMoV2ForCausalLM
 MiMoV2FlashForCausalLM Step3p5ForCausalLM NomicBertModel JinaBertModel JinaBertForMaskedLM
 XLMRobertaModel Qwen3ForCausalLM Qwen3Model Glm4MoeLiteForCausalLM GlmMoeDsaForCausalLM
@@ -106,7 +106,7 @@ Ministral3ForCausalLM Mistral4ForCausalLM""".split()
 """Models that people commonly convert."""
 
 
-def test_list_tells_both_ways(capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_shows_our_models_and_the_scripts(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["list", "--families"]) == 0
     ours, _, others = capsys.readouterr().out.partition("with llama.cpp's own converter")
     assert "LlamaForCausalLM" in ours and "BloomForCausalLM" not in ours
@@ -116,7 +116,7 @@ def test_list_tells_both_ways(capsys: pytest.CaptureFixture[str]) -> None:
     assert len({line.index(line.split()[1]) for line in ours.splitlines()[:-1]}) == 1, "a column"
 
 
-def test_what_the_script_knows_and_we_do_not_is_no_secret() -> None:
+def test_commonly_converted_models_are_known_to_us_or_the_script() -> None:
     """Prints the list; a name that neither supports does not exist in llama.cpp's converter."""
     ours = {name for family in FAMILIES for name in family.names}
     missing = upstream.classes() - ours
@@ -136,7 +136,7 @@ def test_without_pytorch_the_refusal_says_how_to_get_it(
     assert ".venv/bin/pip install --editable '.[torch]'" in fails(source, capsys)
 
 
-def test_room_is_counted_for_what_the_script_writes(
+def test_disk_space_is_needed_for_the_scripts_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A 4-bit weight becomes 32 bits: 64 x 96 of them, and another matrix of that size."""
@@ -149,7 +149,7 @@ def test_room_is_counted_for_what_the_script_writes(
         upstream.convert(Checkpoint.open(tmp_path), tmp_path)
 
 
-def test_a_fault_after_the_script_leaves_no_file_of_it(
+def test_an_error_after_the_script_leaves_no_file_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, scratch = checkpoint("llama", tmp_path), tmp_path / "scratch"
@@ -256,7 +256,7 @@ def test_published_names_are_converted_and_served(
 @needs_torch
 @pytest.mark.long
 @pytest.mark.parametrize("name", [*N_VOCAB, "tekken", "llama-spm"])
-def test_real_tokenizers_go_that_way(name: str, tmp_path: Path) -> None:
+def test_real_tokenizers_are_converted_by_the_script(name: str, tmp_path: Path) -> None:
     import transformers  # type: ignore[import-not-found]
 
     source, n_vocab = tmp_path / name, N_VOCAB.get(name, 32000)
@@ -313,7 +313,7 @@ PREPROCESSOR |= {"min_pixels": 784, "max_pixels": 12544, "patch_size": 14, "merg
 @needs_torch
 @pytest.mark.long
 @pytest.mark.parametrize("name", PROJECTORS)
-def test_a_projector_is_what_the_script_means_and_loads(name: str, tmp_path: Path) -> None:
+def test_a_projector_is_converted_by_the_script_and_verified(name: str, tmp_path: Path) -> None:
     import transformers
 
     kind, settings = PROJECTORS[name]
@@ -335,7 +335,9 @@ def test_a_projector_is_what_the_script_means_and_loads(name: str, tmp_path: Pat
     assert {path.name for path in tmp_path.iterdir()} == {"mmproj.gguf", name}
 
 
-def test_what_has_no_projector_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_without_a_projector_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     source = checkpoint("llama", tmp_path)
     assert "the projector of this" in fails(source, capsys, "--mmproj")
 
@@ -351,7 +353,7 @@ def test_what_has_no_projector_is_told(tmp_path: Path, capsys: pytest.CaptureFix
         (lambda folder: (folder / "config.json").write_text(json.dumps([1])), "object"),
     ],
 )
-def test_what_the_script_cannot_do_is_a_sentence(
+def test_a_failure_of_the_script_is_reported(
     change: Any, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = checkpoint("llama", tmp_path)

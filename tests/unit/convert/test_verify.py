@@ -131,7 +131,7 @@ def test_values_that_the_type_can_hold_may_not_be_lost(tmp_path: Path) -> None:
         check(source, target)
 
 
-def test_a_pre_tokenizer_and_a_name_that_were_given_are_given_again(
+def test_verify_needs_the_given_pre_tokenizer_and_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, flags = checkpoint("llama", tmp_path), ["--name", "Mine", "--pre-tokenizer", "mpt"]
@@ -158,7 +158,7 @@ def test_a_file_of_an_earlier_build_has_the_same_words_for_token_ids_that_differ
     assert check(bundled_folder(), target) > 10
 
 
-def test_a_key_that_one_side_lacks_is_told_as_that(
+def test_a_key_that_one_side_lacks_is_reported_as_missing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, matrix = checkpoint("llama-3.1", tmp_path), tmp_path / "importance.gguf"

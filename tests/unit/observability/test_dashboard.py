@@ -28,7 +28,7 @@ def series() -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize("title", PANELS)
-def test_a_panel_asks_for_what_there_is(title: str) -> None:
+def test_a_panel_uses_existing_series_and_labels(title: str) -> None:
     known = series()
     for target in PANELS[title]["targets"]:
         names = re.findall(r"\b((?:worker_|vllm:)\w+)\{", target["expr"])
@@ -39,7 +39,7 @@ def test_a_panel_asks_for_what_there_is(title: str) -> None:
         assert {*grouped, *shown} <= labels, target["expr"]
 
 
-def test_it_fits_its_grid() -> None:
+def test_panels_fit_the_grid() -> None:
     def apart(a: dict[str, int], b: dict[str, int]) -> bool:
         across = a["x"] + a["w"] <= b["x"] or b["x"] + b["w"] <= a["x"]
         return across or a["y"] + a["h"] <= b["y"] or b["y"] + b["h"] <= a["y"]

@@ -31,7 +31,7 @@ def written(format: str) -> list[str]:
     return done.stderr.decode().removesuffix("\n").split("\n")
 
 
-def test_a_terminal_is_shown_control_characters_as_text() -> None:
+def test_console_lines_escape_control_characters() -> None:
     line, *trace = written("console")
     assert (
         "é\\x1b[31m" in line and "/\\x1b]0;evil\\x07\\x9b2J\\u202e" in line and "status=404" in line
@@ -41,14 +41,14 @@ def test_a_terminal_is_shown_control_characters_as_text() -> None:
     assert all(each.startswith("    ") for each in trace[1:]), "none could be a line of its own"
 
 
-def test_so_is_one_that_shows_the_lines_of_json() -> None:
+def test_json_lines_escape_control_characters() -> None:
     answered, broken = written("json")
     assert answered.isprintable() and broken.isprintable() and "é" in answered
     assert json.loads(answered)["path"] == "/" + EVIL
     assert EVIL in json.loads(broken)["exception"]
 
 
-def test_and_the_sentence_of_a_command_that_fails(tmp_path: Path) -> None:
+def test_the_error_of_a_command_escapes_control_characters(tmp_path: Path) -> None:
     file = tmp_path / "settings.toml"
     file.write_text(f"{json.dumps(EVIL)} = 1")
     command = [sys.executable, "-c", "from worker.cli import cpu; cpu()", "plan"]
@@ -73,7 +73,7 @@ def unread(kind: str) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("kind", ["pipe", "socket"])
-def test_nobody_waits_for_a_reader_who_stops(kind: str) -> None:
+def test_logging_does_not_wait_for_a_reader_that_stops(kind: str) -> None:
     reader, writer = unread(kind)
     command = [sys.executable, "-c", WRITES, "console"]
     subprocess.run(command, stderr=writer, timeout=60, check=True)

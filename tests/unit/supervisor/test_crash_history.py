@@ -62,10 +62,8 @@ def test_quarantine_is_two_crashes_without_a_good_end_between(ends: list[str]) -
         if end == "crash":
             crashes += 1
             assert bool(quarantine.blame([REQUEST])) is (crashes >= 2)
-        elif crashes < 2:
-            crashes = 0
-            quarantine.absolve(REQUEST)
         else:
+            crashes = crashes if crashes >= 2 else 0
             quarantine.absolve(REQUEST)
         assert (REQUEST in quarantine) is (crashes >= 2)
 
@@ -123,6 +121,6 @@ def test_the_fingerprint_of_large_media_takes_no_time() -> None:
 
 
 @pytest.mark.parametrize("prompt", ["half a pair: \ud800", ("a", 1 << 70)])
-def test_what_cannot_be_sent_as_it_is_has_a_fingerprint_too(prompt: Any) -> None:
+def test_a_prompt_that_cannot_be_sent_has_a_fingerprint(prompt: Any) -> None:
     one, other = replace(REQUEST, prompt=prompt), replace(REQUEST, prompt=prompt, job_id="k")
     assert fingerprint(one) == fingerprint(other) != fingerprint(REQUEST)

@@ -53,7 +53,7 @@ def test_guidellm(tmp_path: Path) -> None:
     assert guidellm_metrics(tmp_path) == pytest.approx(EXPECTED)
 
 
-def test_requests_that_failed_are_no_measurement(tmp_path: Path) -> None:
+def test_failed_requests_are_not_measured(tmp_path: Path) -> None:
     guidellm_report(tmp_path, errored=1)
     with pytest.raises(BenchError, match="'errored': 1"):
         guidellm_metrics(tmp_path)

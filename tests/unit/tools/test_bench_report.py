@@ -50,7 +50,7 @@ def test_ratios_are_taken_within_a_round_before_the_median() -> None:
     assert medians(list(ours.values())) == {"x": 9.0}
 
 
-def test_the_chart_says_where_the_worker_is_behind(tmp_path: Path) -> None:
+def test_the_chart_shows_where_the_worker_is_behind(tmp_path: Path) -> None:
     ours = {"output_tokens_per_s": 80.0, "ttft_p50_ms": 50.0}
     theirs = {"output_tokens_per_s": 100.0, "ttft_p50_ms": 100.0}
     results: report.Results = {"streams1": {"worker": {1: ours}, "llama-server": {1: theirs}}}
@@ -98,7 +98,7 @@ def test_a_join_is_judged_by_the_gaps_that_reach_into_it() -> None:
     assert metrics["join_tokens_meanwhile"] == 2
 
 
-def test_a_stranger_comes_after_the_conversations_and_counts_alone() -> None:
+def test_only_the_stranger_after_the_conversations_is_measured() -> None:
     prompts = LOADS["stranger"].make(random.Random(1), WORDS)
     assert [prompt.start_after for prompt in prompts] == [None, *((n, 1) for n in range(8))]
     before, last = stream(0.0, 3.0, 4.0), stream(4.0, *(4.5 + i / 100 for i in range(64)))
@@ -138,7 +138,7 @@ def test_open_arrivals_come_at_their_rate_and_a_third_begin_alike() -> None:
     assert {prompt.n_out for prompt in prompts} == set(range(16, 201))
 
 
-def test_a_turn_says_what_was_said_before() -> None:
+def test_a_turn_repeats_the_conversation_before_it() -> None:
     talk = agents.Talk(8, n_long_words=500)
     prompts = talk.make(random.Random(1), WORDS)
     requests = talk.requests_of(prompts, "m", {})
@@ -169,7 +169,7 @@ def test_the_table_and_the_file_hold_medians_and_ratios(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "new" / "figures.json").read_text()) == summary
 
 
-def test_variants_are_held_against_the_worker_where_there_is_no_other() -> None:
+def test_variants_are_compared_with_the_worker_if_there_is_no_peer() -> None:
     results: report.Results = {
         "guessed1": {
             name: {n: {"output_tokens_per_s": speed} for n in range(4)}
@@ -181,7 +181,7 @@ def test_variants_are_held_against_the_worker_where_there_is_no_other() -> None:
     assert text.splitlines()[2].endswith("| 100 | 120 | 1.20 ± 0.000 |")
 
 
-def test_figures_taken_on_a_busy_machine_are_called_so() -> None:
+def test_figures_taken_on_a_busy_machine_are_marked() -> None:
     quiet, busy = {"foreign_cpu_share": 0.02}, {"foreign_cpu_share": 0.8}
     results: report.Results = {"join": {"worker": {1: quiet}}, "shared": {"worker": {1: busy}}}
     assert report.disturbed(results) == ["shared (up to 0.80 cores)"]
@@ -194,7 +194,7 @@ def test_only_whole_visible_text_may_be_sampled() -> None:
     assert not is_whole_text("Ċ")
 
 
-def test_flags_that_make_no_sense_end_in_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_flags_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--only", "vllm"]) == 1
     assert "--only does not know 'vllm'" in capsys.readouterr().err
     assert main(["--rounds", "0"]) == 1

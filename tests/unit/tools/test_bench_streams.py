@@ -71,7 +71,7 @@ def test_an_execute_stream_is_read_by_its_own_events() -> None:
     assert [name for _, name, _ in events(recorded(wire))] == [name for name, _ in told]
 
 
-def test_a_refusal_and_an_error_event_are_told_not_measured() -> None:
+def test_a_refusal_and_an_error_event_are_reported_not_measured() -> None:
     refusal = b'HTTP/1.1 503 Service Unavailable\r\n\r\n{"code":"QUEUE_FULL"}'
     with pytest.raises(BenchError, match="503.*QUEUE_FULL"):
         token_stream(recorded(refusal))

@@ -17,7 +17,7 @@ from tools.gpu.machine import Bench
 from tools.gpu.steps import _kept
 
 
-def test_the_next_call_goes_on_with_what_is_left(
+def test_the_next_call_continues_with_the_remaining_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = 0.0  # time passes only in the long step, however busy the machine is
@@ -82,7 +82,7 @@ def test_a_step_ends_its_child_behind_nohup_too(
     assert clock.in_time(began, 40)
 
 
-def test_who_waits_longer_lets_the_worker_wait_longer() -> None:
+def test_patience_extends_the_workers_stall_timeout() -> None:
     options = bench.parse(["--only", "worker", "--patience", "3"])
     [subject] = bench.subjects_of(options, peers=None)  # type: ignore[arg-type]
     assert subject.kind.patience == 3 and subject.kind.flags == ("--stall-timeout", "180.0")

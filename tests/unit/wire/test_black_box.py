@@ -24,7 +24,7 @@ def test_no_folder_for_temporary_files_is_needed(
     assert ours.suspects == {7}
 
 
-def test_each_that_computes_has_a_pulse_of_its_own() -> None:
+def test_each_computing_part_has_its_own_pulse() -> None:
     box = BlackBox()
     seen = {box.pulses}
     for part in (MODEL, DRAFT, PROJECTOR, DRAFT):
