@@ -366,6 +366,7 @@ def _replaced(tree: Any, draw: random.Random, parts: list[Any]) -> Any:
 @pytest.mark.parametrize(
     ("n", "seed"),
     [(2_000, 1), pytest.param(100_000, random.randrange(1 << 30), marks=pytest.mark.long)],
+    ids=["2000", "100000"],
 )
 def test_random_frames_are_messages_or_clean_errors(n: int, seed: int) -> None:
     n_whole = 0
