@@ -77,7 +77,7 @@ def with_section(config: dict[str, Any], section: dict[str, Any]) -> dict[str, A
 
 
 def test_every_checkpoint_has_its_defaults() -> None:
-    assert sorted(SAID) == MODELS, "tools/reference/make_config_defaults.py writes them"
+    assert sorted(DEFAULTS) == MODELS, "tools/reference/make_config_defaults.py writes them"
 
 
 @pytest.mark.parametrize("name", MODELS)
