@@ -577,15 +577,11 @@ BYTES = st.one_of(
 )
 
 
-def lengths_of(pieces: list[bytes]) -> list[int]:
-    """Return the number of characters that each token adds to the text."""
-    characters = getincrementaldecoder("utf-8")("replace")
-    return [len(characters.decode(piece)) for piece in pieces]
-
-
 @given(pieces=st.lists(BYTES, max_size=12), offset=st.integers(-2, 3))
 def test_an_offset_counts_the_characters_before_it(pieces: list[bytes], offset: int) -> None:
-    text, lengths = b"".join(pieces).decode("utf-8", "replace"), lengths_of(pieces)
+    text = b"".join(pieces).decode("utf-8", "replace")
+    characters = getincrementaldecoder("utf-8")("replace")
+    lengths = [len(characters.decode(piece)) for piece in pieces]
     shown = "x" * offset + text[max(-offset, 0) :]
     offset = len(shown) - len(text)
     expected = [max(offset + sum(lengths[:at]), 0) for at in range(len(pieces))]

@@ -107,14 +107,15 @@ def compound(inner: Any) -> Any:
         unions.map(lambda parts: {"oneOf": parts}),
         unions.map(lambda parts: {"allOf": parts}),
         st.tuples(unions, inner).map(lambda found: {"anyOf": found[0], "allOf": [found[1]]}),
-        inner.map(lambda schema: {"propertyNames": {"enum": ["a", "b."]}, **of_each(schema)}),
+        inner.map(
+            lambda schema: (
+                {"type": "object", "additionalProperties": schema}
+                | {"propertyNames": {"enum": ["a", "b."]}}
+            )
+        ),
         inner.map(lambda schema: schema | {"title": "T", "x-order": 3, "default": None}),
         inner.map(lambda schema: schema | {"uniqueItems": True, "not": {"const": 5}}),
     )
-
-
-def of_each(schema: Any) -> dict[str, Any]:
-    return {"type": "object", "additionalProperties": schema}
 
 
 SCHEMAS = st.recursive(

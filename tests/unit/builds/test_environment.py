@@ -19,11 +19,6 @@ from builds.pins import FOLDER
 ROOT = FOLDER.parent
 
 
-def python(code: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", code]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-
-
 def own_venv() -> Path:
     """The venv that `make setup` made for this checkout; others must not be changed."""
     stamp = Path(sys.prefix, STAMP)
@@ -97,43 +92,40 @@ def test_the_sbom_lists_what_a_venv_really_holds() -> None:
     assert "llama.cpp" in {name for name, _ in listed}
 
 
-def test_an_old_python_is_reported() -> None:
-    result = python(
-        "import runpy, sys; sys.version_info = (3, 9, 2, 'final', 0);"
-        "runpy.run_module('builds', run_name='__main__')"
-    )
-    assert result.returncode == 1
-    assert result.stderr.startswith("Python 3.11 or newer is needed, and ")
-    assert "Traceback" not in result.stderr
-
-
-def test_a_missing_ensurepip_is_reported(tmp_path: Path, private_cache: Path) -> None:
-    target = tmp_path / "venv"
-    result = python(
-        "import sys; sys.modules['ensurepip'] = None; from builds.cli import main;"
-        f"sys.exit(main(['setup', '--venv', {str(target)!r}]))"
-    )
-    assert result.returncode == 1
-    assert "apt-get install python3-venv" in result.stderr
-    assert "Traceback" not in result.stderr
-
-
-def test_a_missing_compiler_is_reported(
-    tmp_path: Path, private_cache: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("code", "sentences"),
+    [
+        pytest.param(
+            "import runpy, sys; sys.version_info = (3, 9, 2, 'final', 0);"
+            "runpy.run_module('builds', run_name='__main__')",
+            ["Python 3.11 or newer is needed, and "],
+            id="old Python",
+        ),
+        pytest.param(
+            "import sys; sys.modules['ensurepip'] = None; from builds.cli import main;"
+            "sys.exit(main(['setup', '--venv', FOLDER + '/venv']))",
+            ["apt-get install python3-venv"],
+            id="no ensurepip",
+        ),
+        pytest.param(
+            "import os, sys; os.environ['CXX'] = 'no-such-compiler'; from builds.cli import main;"
+            "sys.exit(main(['cpu']))",
+            ["No C++ compiler found (looked for no-such-compiler)", "apt-get install g++"],
+            id="no compiler",
+        ),
+        pytest.param(
+            "import os, shutil, sys; from builds import cuda; from builds.cli import main;"
+            "os.symlink(shutil.which('c++'), FOLDER + '/c++');"
+            "os.environ['PATH'] = FOLDER; sys.exit(main(['cuda']))",
+            ["No nvcc found"],
+            id="no nvcc",
+        ),
+    ],
+)
+def test_what_the_machine_lacks_is_reported(
+    code: str, sentences: list[str], tmp_path: Path, private_cache: Path
 ) -> None:
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    result = python("import sys; from builds.cli import main; sys.exit(main(['cpu']))")
-    assert result.returncode == 1
-    assert "No C++ compiler found (looked for no-such-compiler)" in result.stderr
-    assert "apt-get install g++" in result.stderr
-
-
-def test_a_missing_nvcc_is_reported(private_cache: Path, tmp_path: Path) -> None:
-    result = python(
-        "import shutil, sys; from builds import cuda; from builds.cli import main;"
-        f"import os; c = shutil.which('c++'); os.symlink(c, {str(tmp_path / 'c++')!r});"
-        f"os.environ['PATH'] = {str(tmp_path)!r}; sys.exit(main(['cuda']))"
-    )
-    assert result.returncode == 1
-    assert "No nvcc found" in result.stderr
-    assert "Traceback" not in result.stderr
+    command = [sys.executable, "-c", f"FOLDER = {str(tmp_path)!r}; {code}"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 1 and "Traceback" not in result.stderr
+    assert all(sentence in result.stderr for sentence in sentences), result.stderr

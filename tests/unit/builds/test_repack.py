@@ -47,14 +47,6 @@ UPSTREAM = {
 RECIPE = Recipe("cpu", cmake={}, ship=("libggml-cpu-*.so",), test=("libggml-rpc.so",))
 
 
-def upstream_wheel(folder: Path, files: dict[str, bytes]) -> Path:
-    wheel = folder / "llama_cpp_python-1.2.3-py3-none-linux_x86_64.whl"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        for name, data in files.items():
-            archive.writestr(name, data)
-    return wheel
-
-
 def repacked(
     folder: Path,
     patchelf: Path,
@@ -63,7 +55,10 @@ def repacked(
 ) -> Path:
     out = folder / "out"
     out.mkdir(parents=True)
-    upstream = upstream_wheel(folder, files)
+    upstream = folder / "llama_cpp_python-1.2.3-py3-none-linux_x86_64.whl"
+    with zipfile.ZipFile(upstream, "w") as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
     stamp, licenses = {"backend": "cpu"}, {"OTHER": b"MIT too"}
     scripts = {"convert_hf_to_gguf.py": b"convert"}
     wheel, _ = repack.repack(upstream, recipe, stamp, licenses, scripts, out, patchelf)

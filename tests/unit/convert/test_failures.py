@@ -241,23 +241,19 @@ def test_a_tensor_that_all_layers_lack_is_reported(name: str, tmp_path: Path) ->
             file.write_bytes(data)
 
 
-def test_a_value_that_a_type_cannot_hold_is_found(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    source = checkpoint("llama", tmp_path)
-    path = source / "model.safetensors"
-    header, data = files.read(path)
-    begin = header["model.layers.1.mlp.up_proj.weight"]["data_offsets"][0]
-    # BF16 for 8.5e37.
-    files.write(path, header, data[:begin] + b"\x80\x7e" + data[begin + 2 :])
-    sentence = fails(source, capsys, "--outtype", "f16")
-    assert "blk.1.ffn_up.weight" in sentence and "F16" in sentence
-
-
-@pytest.mark.parametrize("outtype", ["bf16", "f16", "f32", "q8_0", "q4_k_m"])
-@pytest.mark.parametrize("bits", [b"\xc0\x7f", b"\x80\xff"], ids=["NaN", "-inf"])
-def test_a_source_with_nan_or_infinity_is_refused_for_every_type(
-    outtype: str, bits: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("bits", "outtype", "words"),
+    [
+        pytest.param(b"\x80\x7e", "f16", "F16", id="8.5e37"),
+        *(
+            pytest.param(bits, outtype, "has a NaN or an infinity in its source")
+            for bits in (b"\xc0\x7f", b"\x80\xff")
+            for outtype in ("bf16", "f16", "f32", "q8_0", "q4_k_m")
+        ),
+    ],
+)
+def test_a_value_that_the_type_cannot_hold_is_refused(
+    bits: bytes, outtype: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = checkpoint("llama", tmp_path)
     path = source / "model.safetensors"
@@ -265,7 +261,7 @@ def test_a_source_with_nan_or_infinity_is_refused_for_every_type(
     begin = header["model.layers.1.mlp.up_proj.weight"]["data_offsets"][0]
     files.write(path, header, data[:begin] + bits + data[begin + 2 :])
     sentence = fails(source, capsys, "--outtype", outtype)
-    assert "blk.1.ffn_up.weight has a NaN or an infinity in its source" in sentence
+    assert "blk.1.ffn_up.weight" in sentence and words in sentence
 
 
 def add_head(source: Path, is_own: bool) -> None:

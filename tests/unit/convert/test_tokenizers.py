@@ -12,7 +12,7 @@ import pytest
 import sentencepiece
 import tokenizers
 from gguf.constants import TokenType
-from tokenizers import decoders, models, normalizers, trainers
+from tokenizers import decoders, models, normalizers, processors, trainers
 from tokenizers import pre_tokenizers as pre
 
 from tests.support import clock
@@ -360,25 +360,20 @@ def test_named_templates_are_listed_in_one_order(tmp_path: Path) -> None:
     assert listed.read() == names
 
 
-def test_a_template_post_processor_decides_whether_bos_is_added(tmp_path: Path) -> None:
-    tokenizer = byte_level(tmp_path, [pre.ByteLevel(add_prefix_space=False)])
-    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
-        single="<s> $A", special_tokens=[("<s>", 0)]
-    )
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    config = {"bos_token_id": 0, "eos_token_id": 1}
-    model = load(tmp_path, config)
-    got = model.tokenize("Hello", add_special=True, parse_special=True)
-    assert got == tokenizer.encode("Hello").ids
-    model.close()
-
-
-@pytest.mark.parametrize("kind", ["RobertaProcessing", "BertProcessing"])
-def test_the_post_processors_of_encoders_decide_what_is_around_a_text(
-    tmp_path: Path, kind: str
+@pytest.mark.parametrize(
+    "post_processor",
+    [
+        processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)]),
+        processors.RobertaProcessing(("</s>", 1), ("<s>", 0)),
+        processors.BertProcessing(("</s>", 1), ("<s>", 0)),
+    ],
+    ids=lambda post_processor: type(post_processor).__name__,
+)
+def test_a_post_processor_decides_what_is_around_a_text(
+    tmp_path: Path, post_processor: processors.PostProcessor
 ) -> None:
     tokenizer = byte_level(tmp_path, [pre.ByteLevel(add_prefix_space=False)])
-    tokenizer.post_processor = getattr(tokenizers.processors, kind)(("</s>", 1), ("<s>", 0))
+    tokenizer.post_processor = post_processor
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     model = load(tmp_path, {"bos_token_id": 0, "eos_token_id": 1})
     got = model.tokenize("Hello", add_special=True, parse_special=True)
@@ -388,7 +383,7 @@ def test_the_post_processors_of_encoders_decide_what_is_around_a_text(
 
 def test_what_llama_cpp_cannot_put_around_a_text_is_noted(tmp_path: Path) -> None:
     tokenizer = byte_level(tmp_path, [pre.ByteLevel(add_prefix_space=False)])
-    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+    tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> <|turn|> $A <|turn|>", special_tokens=[("<s>", 0), ("<|turn|>", 2)]
     )
     tokenizer.save(str(tmp_path / "tokenizer.json"))
@@ -410,7 +405,7 @@ def test_wordpiece(tmp_path: Path, lowercase: bool, named: bool) -> None:
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     trainer = trainers.WordPieceTrainer(vocab_size=900, special_tokens=special, show_progress=False)
     source.train_from_iterator(TEXTS, trainer)
-    source.post_processor = tokenizers.processors.TemplateProcessing(
+    source.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]",
         pair="[CLS] $A [SEP] $B:1 [SEP]:1",
         special_tokens=[("[CLS]", 2), ("[SEP]", 3)],

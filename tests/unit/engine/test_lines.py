@@ -13,17 +13,13 @@ from worker.wire.work import LineLimits
 LINES = st.text("a \t\n", max_size=40)
 
 
-def fed(guard: LineGuard, pieces: list[str]) -> str:
-    return "".join(map(guard.feed, pieces))
-
-
 @given(pieces=st.lists(LINES, max_size=8), n_indent=st.integers(1, 4))
 def test_a_line_with_too_few_blanks_ends_the_answer(pieces: list[str], n_indent: int) -> None:
     """Like in llama-server, the blanks of that line stay."""
     text = "".join(pieces)
     guard = LineGuard(LineLimits(n_indent))
     too_few = re.search(rf"\n[ \t]{{0,{n_indent - 1}}}(?=[^ \t])", text)
-    assert fed(guard, pieces) == (text[: too_few.end()] if too_few else text)
+    assert "".join(map(guard.feed, pieces)) == (text[: too_few.end()] if too_few else text)
     assert guard.is_over is (too_few is not None)
 
 

@@ -281,13 +281,9 @@ def test_the_state_of_a_chain_equals_llama_cpp_s(name: str, model: Model) -> Non
             shares_there, chosen = applied(theirs, logits)
             assert_alike(shares(ours, logits), shares_there)
             flat.llama_sampler_accept(theirs, chosen)
-            assert drawn_as(ours, logits, chosen)
+            # Draw until this token comes.
+            assert any(ours.draw(logits, dice(0, at)) == chosen for at in range(100_000))
             ours.take()
-
-
-def drawn_as(chain: Chain, logits: Row, token: int) -> bool:
-    """Draw until this token comes."""
-    return any(chain.draw(logits, dice(0, at)) == token for at in range(100_000))
 
 
 @given(st.lists(st.sampled_from(["\n", ":", ' "', "e", "the cat", "*", "é", "ing th"]), max_size=4))
