@@ -163,17 +163,12 @@ def _write_metadata(writer: GGUFWriter, kind: Kind, size: Size) -> None:
     if kind == "predicting":
         writer.add_nextn_predict_layers(1)
         writer.add_leading_dense_block_count(N_LAYERS)
-        writer.add_key_length(size.head)
-        writer.add_value_length(size.head)
-        writer.add_expert_count(N_EXPERTS)
-        writer.add_expert_used_count(N_EXPERTS)
         writer.add_expert_shared_count(1)
-        writer.add_expert_feed_forward_length(size.n_ff)
     if kind == "convolved":
         writer.add_shortconv_l_cache(CONV)
     if kind in ("windowed", "experts"):
         writer.add_sliding_window(WINDOW)
-    if kind == "experts":
+    if kind in ("predicting", "experts"):
         writer.add_key_length(size.head)
         writer.add_value_length(size.head)
         writer.add_expert_count(N_EXPERTS)

@@ -446,23 +446,33 @@ def test_each_byte_of_a_transposed_matrix_is_read_once(
     assert sum(sizes) == sum(parts[name] for name in ("qweight", "qzeros", "scales"))
 
 
+def write_gptq(folder: Path, tensors: Tensors) -> Tensors:
+    """Write random 4-bit weights of GPTQ, with biases; returns the tensors with their values."""
+    values, parts, generator = dict(tensors), dict(tensors), np.random.default_rng(4)
+    for name in [name for name in tensors if "_proj.weight" in name]:
+        rows, columns = parts.pop(name)[1].shape
+        weight = generator.integers(-8, 8, (rows, columns))
+        scale = generator.random((rows, columns // 32)).astype(np.float16)
+        stem = name.removesuffix("weight")
+        made = {stem + end: part for end, part in gptq(weight, scale).items()}
+        parts |= {each: part for each, part in made.items() if each not in parts}
+        values[name] = ("F32", weight.astype(np.float32) * scale.astype(np.float32).repeat(32, 1))
+    write_all(folder / "model.safetensors", parts)
+    method = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False}
+    edit(folder / "config.json", quantization_config=method)
+    return values
+
+
 @pytest.mark.parametrize("change", [0, 1])
 def test_zero_biases_are_kept_if_the_model_has_them(change: int, tmp_path: Path) -> None:
     """GPTQ's packages add one to every layer; Qwen 2 has them for q, k and v, and they are kept for
     all layers of a kind, zero or not."""
     source = checkpoint("qwen2", tmp_path)
-    tensors, generator = read_all(source / "model.safetensors"), np.random.default_rng(4)
-    for name in [name for name in tensors if "_proj.weight" in name]:
-        rows, columns = tensors.pop(name)[1].shape
-        weight = generator.integers(-8, 8, (rows, columns))
-        scale = generator.random((rows, columns // 32)).astype(np.float16)
-        stem = name.removesuffix("weight")
-        tensors |= {stem + end: part for end, part in gptq(weight, scale).items()}
-    name = "model.layers.1.mlp.up_proj.bias"
-    tensors[name] = ("F16", tensors[name][1] + np.float16(change))
-    write_all(source / "model.safetensors", tensors)
-    method = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False}
-    edit(source / "config.json", quantization_config=method)
+    tensors = read_all(source / "model.safetensors")
+    tensors = {name: tensor for name, tensor in tensors.items() if "_proj.bias" not in name}
+    up = "model.layers.1.mlp.up_proj"
+    n_rows = len(tensors[f"{up}.weight"][1])
+    write_gptq(source, {**tensors, f"{up}.bias": ("F16", np.full(n_rows, change, np.float16))})
     made = {tensor.name for tensor in prepare(source, Options()).tensors}
     kept = ["attn_q", "attn_k", "attn_v", *["ffn_up"] * change]
     layers = len({name.split(".")[1] for name in made if name.startswith("blk.")})
@@ -475,21 +485,8 @@ def test_a_gptq_checkpoint_equals_the_conversion_of_its_values(family: str, tmp_
     """With rows that llama.cpp reorders, parts of fused matrices, and experts; with the zero biases
     that AutoGPTQ adds and the model's own class ignores."""
     source, plain = (checkpoint(family, tmp_path / each) for each in ("gptq", "plain"))
-    tensors, generator = read_all(source / "model.safetensors"), np.random.default_rng(4)
-    values = dict(tensors)
-    for name in [name for name in tensors if "_proj.weight" in name]:
-        rows, columns = tensors.pop(name)[1].shape
-        weight = generator.integers(-8, 8, (rows, columns))
-        scale = generator.random((rows, columns // 32)).astype(np.float16)
-        stem = name.removesuffix("weight")
-        made = {stem + end: part for end, part in gptq(weight, scale).items()}
-        tensors |= {each: part for each, part in made.items() if each not in tensors}
-        whole = weight.astype(np.float32) * scale.astype(np.float32).repeat(32, 1)
-        values[name] = ("F32", whole)
-    write_all(source / "model.safetensors", tensors)
+    values = write_gptq(source, read_all(source / "model.safetensors"))
     write_all(plain / "model.safetensors", values)
-    method = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False}
-    edit(source / "config.json", quantization_config=method)
     of_gptq, of_values = (
         {each.name: each.data for each in gguf.GGUFReader(converted(folder, where)).tensors}
         for folder, where in ((source, tmp_path / "a"), (plain, tmp_path / "b"))
