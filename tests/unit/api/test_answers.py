@@ -520,7 +520,7 @@ def test_mistral_templates_get_ids_of_nine_characters() -> None:
         ("MiniMax-M3", {"]<]minimax[>[<tool_call>", "</mm:think>"}),
     ],
 )
-def test_marks_that_are_control_tokens_are_asked_for(name: str, tokens: set[str]) -> None:
+def test_marks_that_are_control_tokens_are_shown(name: str, tokens: set[str]) -> None:
     own = conventions_of(template(name))
     assert tokens <= set(own.shown_tokens[True, True])
     assert not own.shown_tokens[False, False] or name.startswith("openai")

@@ -339,7 +339,7 @@ def test_a_request_to_upgrade_is_answered_in_http_1_1(
     assert statuses(asked) == ([b"501"] if is_coded else [b"200"] * 3)
 
 
-def test_a_trailer_is_no_header() -> None:
+def test_a_trailer_is_not_added_to_the_headers() -> None:
     """It could carry a token or another host."""
     head = (
         b"POST /echo HTTP/1.1\r\nHost: a\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -351,7 +351,7 @@ def test_a_trailer_is_no_header() -> None:
 
 
 @pytest.mark.parametrize("lines", [b"", b"Connection: Upgrade\r\nUpgrade: h2c\r\n"])
-def test_a_trailer_ends_no_connection(lines: bytes) -> None:
+def test_a_trailer_does_not_close_the_connection(lines: bytes) -> None:
     head = b"POST /echo HTTP/1.1\r\nHost: a\r\n" + lines + b"Transfer-Encoding: chunked\r\n\r\n"
     chunks = b"3\r\nabc\r\n0\r\nConnection: close\r\n\r\n"
     assert statuses(asyncio.run(exchanged(head + chunks + LAST))) == [b"200", b"200"]

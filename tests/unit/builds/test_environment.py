@@ -40,7 +40,7 @@ def test_a_second_setup_does_nothing() -> None:
 
 
 @pytest.mark.parametrize("native", [False, True])
-def test_a_venv_with_more_than_a_run_needs_stays_as_it_is(tmp_path: Path, native: bool) -> None:
+def test_a_venv_with_more_than_a_run_needs_is_unchanged(tmp_path: Path, native: bool) -> None:
     python = tmp_path / "bin" / "python"
     python.parent.mkdir()
     python.touch()
@@ -55,7 +55,7 @@ def test_the_test_plugin_is_in_the_venv() -> None:
     assert (own_venv() / "test-plugins" / "libggml-rpc.so").is_file()
 
 
-def test_bytecode_is_kept_where_python_is_told_to_keep_none(
+def test_bytecode_is_written_despite_pythondontwritebytecode(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = tmp_path / "module.py"

@@ -435,7 +435,7 @@ def test_a_run_within_a_process_restores_its_handlers(tmp_path: Path) -> None:
     assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)] == before
 
 
-def test_a_conversion_that_gets_no_thread_says_so(
+def test_a_conversion_that_gets_no_thread_reports_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(thread: threading.Thread) -> None:

@@ -85,7 +85,7 @@ CASES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_hostile_checkpoint_is_refused_in_a_sentence(name: str, tmp_path: Path) -> None:
+def test_a_hostile_checkpoint_is_refused(name: str, tmp_path: Path) -> None:
     source = checkpoint(name.rpartition(": ")[0] or "llama", tmp_path)
     CASES[name][0](source)
     with little_memory(), pytest.raises(ModelError, match=CASES[name][1]) as caught:

@@ -133,7 +133,7 @@ def test_version_1_quotas_nest_too(host: Host) -> None:
     assert threads(host) == 2
 
 
-def test_the_override_wins_and_says_so(host: Host) -> None:
+def test_the_override_wins_and_is_reported(host: Host) -> None:
     budget = cpu_budget(5, host.root)
     assert budget.threads == 5
     assert "--threads" in budget.derivation and "16" in budget.derivation

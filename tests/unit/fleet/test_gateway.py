@@ -212,7 +212,7 @@ async def test_a_request_does_not_crash_the_whole_fleet() -> None:
         "/api/chat",
     ],
 )
-async def test_a_full_fleet_says_so_at_once_in_the_callers_dialect(path: str) -> None:
+async def test_a_full_fleet_refuses_at_once_in_the_callers_dialect(path: str) -> None:
     form = Routes(DIALECTS).at(path).dialect.errors
     refused = error_response(QueueFull("full", retry_after_seconds=7), form, "id")
     told = json.loads(bytes(refused.body))
@@ -558,7 +558,7 @@ async def test_a_cancel_reaches_a_worker_that_still_reads_the_job() -> None:
         assert (await running).status == 499
 
 
-async def test_a_cancel_whose_job_ends_before_its_worker_knows_it_is_no_refusal() -> None:
+async def test_a_cancel_that_its_worker_does_not_know_is_accepted_if_the_job_ends() -> None:
     asked = asyncio.Event()
 
     async def script(conversation: Conversation) -> None:

@@ -188,7 +188,7 @@ def fleet(**fields: object) -> Fleet:
     return Fleet.model_validate({"workers": [{"name": "tiny", **fields}]})
 
 
-def test_another_number_of_workers_rolls_nobody() -> None:
+def test_another_number_of_workers_restarts_no_application() -> None:
     """Serve rolls an application if its import path, environment or arguments change."""
     before = configuration(fleet(replicas=1))
     after = configuration(fleet(replicas=3), before)

@@ -42,7 +42,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("name", list(ODD), ids=lambda name: name[:16])
-def test_odd_names_are_refused_with_a_sentence(folder: Path, name: str) -> None:
+def test_odd_names_are_refused(folder: Path, name: str) -> None:
     with pytest.raises(ModelError, match=ODD[name]):
         asyncio.run(asyncio.wait_for(resolve(Settings(cache_dir=folder / "cache"), name), 60))
 

@@ -98,7 +98,7 @@ def test_each_fault_is_named(tmp_path: Path, text: str, words: str) -> None:
     assert caught.value.details["field"] == "models_file"
 
 
-def test_missing_and_unreadable_files(tmp_path: Path) -> None:
+def test_missing_and_unreadable_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
         registry.load(tmp_path / "nothing.toml")
     with pytest.raises(ConfigError, match="cannot be read"):

@@ -44,7 +44,7 @@ def test_a_quantile_lies_in_the_bucket_of_the_true_one(
     assert (EDGES[at - 1] if at else 0) - 1e-9 <= found <= EDGES[at] + 1e-9
 
 
-def test_nothing_observed_is_no_quantile() -> None:
+def test_without_observations_there_is_no_quantile() -> None:
     same = buckets([0.3, 0.7])
     assert quantile(same, same, 0.5) is None
 

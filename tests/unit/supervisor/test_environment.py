@@ -19,7 +19,7 @@ from worker.supervisor.engine_process import SPINS_AT_BARRIERS, engine_environme
         ({"OMP_WAIT_POLICY": "active"}, None),
     ],
 )
-def test_threads_wait_for_a_short_time_unless_the_operator_says_how(
+def test_threads_spin_for_a_short_time_unless_the_operator_decides(
     monkeypatch: pytest.MonkeyPatch, given: dict[str, str], spins: str | None
 ) -> None:
     for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
