@@ -96,7 +96,7 @@ def served(model: str, scratch: Path, url: str | None) -> Iterator[str]:
 
 
 def run(command: list[str]) -> list[dict[str, Any]]:
-    """Yield the outcomes of the actions, which the runner prints one per line."""
+    """Return the outcomes of the actions, which the runner prints one per line."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "NO_PROXY": "*"}
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,

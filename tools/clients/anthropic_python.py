@@ -29,7 +29,7 @@ def create(server: Server, **fields: Any) -> Any:
 
 
 def accepted(name: str, needs: Any = "instruct", **fields: Any) -> None:
-    """Return an action that passes if a message with these fields is answered."""
+    """Add an action that passes if a message with these fields is answered."""
 
     @action(NAME, f"messages: {name}", needs)
     def run(server: Server) -> None:

@@ -38,7 +38,7 @@ def chat(server: Server, **fields: Any) -> Any:
 
 
 def accepted(name: str, needs: Any = "instruct", **fields: Any) -> None:
-    """Return an action that passes if a chat with these fields is answered."""
+    """Add an action that passes if a chat with these fields is answered."""
 
     @action(NAME, f"chat: {name}", needs)
     def run(server: Server) -> None:

@@ -45,7 +45,7 @@ FIELDS = (
 
 @st.composite
 def bodies(draw: Any) -> tuple[str, Any]:
-    """Yield a path and a modified body for it."""
+    """Draw a path and a modified body for it."""
     path = draw(st.sampled_from(sorted(GOOD)))
     body: Any = deepcopy(GOOD[path])
     if "job_id" in body:
