@@ -94,7 +94,7 @@ def test_a_native_assertion_reaches_the_user_in_its_words(warm_cache: Path) -> N
 def test_what_the_system_refuses_the_engine_is_no_fault_of_the_model(warm_cache: Path) -> None:
     command = with_engine.command("tests.support.threadless_engine")
     ended = run_to_exit("--port", "0", cache_dir=warm_cache, command=command)
-    assert ended.code == 1 and "engine's start failed: The system starts" in ended.sentence
+    assert ended.code == 1 and "engine's start failed: The system allows" in ended.sentence
     assert ended.sentence.endswith("--pids-limit.")
     *lines, _ = ended.stderr.splitlines()
     assert all(line.startswith("{") for line in lines), "the trace is in the log's form"
