@@ -134,7 +134,7 @@ parity-data: setup ## regenerate the reference data of converter and chat templa
 	$(VENV)-parity/bin/python -m tools.reference.make_tekken_data
 	$(VENV)-parity/bin/python -m tools.reference.make_loglikelihoods
 	$(VENV)-parity/bin/python -m tools.reference.make_adapter_data
-	$(VENV)-parity/bin/python -m tools.reference.make_prompt_data
+	PYTHONPATH=$$(echo $(VENV)-parity/lib/python3*/site-packages) $(PY) -m tools.reference.make_prompt_data
 	PYTHONPATH=$$(echo $(VENV)-parity/lib/python3*/site-packages) $(PY) -m tools.reference.make_picture_data
 
 bench-generators: setup ## measure the worker and llama-server with aiperf and guidellm, in separate environments (BENCH="--help")
