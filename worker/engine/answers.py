@@ -90,7 +90,7 @@ class Answers:
             piece = known.encode() if known else self._runner.piece(token, request.shown_tokens)
             text = sequence.characters.decode(piece)
         text, stop = sequence.match_stops(text)
-        _emit(sequence, text, events, is_last=stop is not None or sequence.lines.is_over)
+        _emit(sequence, text, events)
         sequence.holds_nothing = not (
             sequence.pending_ids
             or sequence.characters.buffer
@@ -137,7 +137,7 @@ class Answers:
                 text += sequence.stops.finish()
             else:
                 reason = "STOP_SEQUENCE"
-            _emit(sequence, sequence.lines.feed(text), events, is_last=True)
+            _emit(sequence, sequence.lines.feed(text), events)
         # What is still pending was then cut off by a stop or a line limit.
         is_cut = stop is not None or sequence.lines.is_over
         ended_by = () if sequence.end_token is None else (sequence.end_token,)
@@ -157,13 +157,13 @@ class Answers:
         )
 
 
-def _emit(sequence: Sequence, text: str, events: list[Event], *, is_last: bool) -> None:
-    """Emit a text with its tokens. With the last text, leave out tokens that begin after it."""
+def _emit(sequence: Sequence, text: str, events: list[Event]) -> None:
+    """Emit a text with the tokens that begin before its end."""
     if not text:
         return
     sequence.n_sent += len(text)
     ids, logprobs = sequence.pending_ids, sequence.pending_logprobs
-    n = bisect_left(sequence.begins, sequence.n_sent) if is_last else len(ids)
+    n = bisect_left(sequence.begins, sequence.n_sent)
     learned = sequence.sampler.chain.last.state if sequence.request.sampling.learns else ()
     events.append(Token(sequence.request_id, text, tuple(ids[:n]), tuple(logprobs[:n]), learned))
     del ids[:n], logprobs[:n], sequence.begins[:n]

@@ -1,4 +1,4 @@
-"""The text of a token is looked up once."""
+"""The text of a token is looked up once, and a token is sent once its text begins to be."""
 
 from __future__ import annotations
 
@@ -38,3 +38,15 @@ def test_the_tokens_of_a_stop_that_the_end_completes_come_with_the_end() -> None
     assert (told.text, told.token_ids, end.token_ids) == ("a", tuple(b"a"), tuple(b"b\xe2"))
     assert len(told.logprobs) == 1
     assert not end.logprobs
+
+
+def test_a_token_that_is_held_back_does_not_come_with_the_text_before_it() -> None:
+    """Its text may begin a stop, and what a stop cuts off is no part of the answer."""
+    sequence = make_sequence(1, b"hello", stop=("k!", "ab"), logprobs=0)
+    sequence.n_most = 100
+    answers, events = Answers(ByteRunner(1, 100, 100, 10)), list[Event]()
+    ends = [answers.take(sequence, 0, token, events) for token in b"kab"]
+    assert ends == [None, None, ("STOP_SEQUENCE", "ab")]
+    (sent,) = events
+    assert isinstance(sent, Token)
+    assert (sent.text, sent.token_ids, len(sent.logprobs)) == ("k", tuple(b"k"), 1)
