@@ -21,7 +21,7 @@ from worker.llama.draw import (
     LOWEST,
     Indices,
     Logits,
-    NotANumber,
+    check_peak,
     largest,
     likeliest,
     nucleus,
@@ -360,13 +360,12 @@ class Chain:
         from [0, 1) is below its probability.
 
         Raises:
-            NotANumber: a logit is NaN.
+            NotANumber: the largest logit is NaN or infinite.
         """
         steps = self._steps if chance < self._xtc_chance else self._without_xtc
         if self.is_greedy and not (steps or self._keeps_odds):
             return likeliest(logits)
-        if math.isnan(logits.max()):
-            raise NotANumber
+        check_peak(logits.max())
         kept = Kept(logits, None, False, len(logits))
         try:
             for step in steps:

@@ -24,13 +24,13 @@ LOWEST = np.finfo(np.float32).min
 
 
 class NotANumber(InferenceFailed):
-    """Outputs contain NaN, which no sampler can order. The cells that were computed with them may
-    contain NaN, too."""
+    """Outputs contain NaN or infinity, from which nothing can be drawn. The cells that were
+    computed with them may make NaN of the outputs of others, too."""
 
     def __init__(self, what: str = "model") -> None:
         super().__init__(
-            f"the {what} computed NaN: its weights are damaged, or their numbers overflow in the "
-            "types that it computes with"
+            f"the {what} computed NaN or infinity: its weights are damaged, or its numbers "
+            "overflow in the types that it computes with"
         )
 
 
@@ -50,11 +50,16 @@ def _mixed(state: int) -> int:
     return state ^ (state >> 31)
 
 
-def likeliest(logits: Logits) -> int:
-    """The index of the largest logit; raises `NotANumber` if one is NaN."""
-    token = int(logits.argmax())  # the first NaN, if there is one
-    if math.isnan(logits[token]):
+def check_peak(peak: float) -> None:
+    """Raises `NotANumber` unless the largest logit of a row is a number: it is NaN if any is."""
+    if not math.isfinite(peak):
         raise NotANumber
+
+
+def likeliest(logits: Logits) -> int:
+    """The index of the largest logit; raises `NotANumber` if that is NaN or infinite."""
+    token = int(logits.argmax())  # the first NaN, if there is one
+    check_peak(logits[token])
     return token
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from itertools import accumulate, cycle, islice, pairwise
 
 import numpy as np
@@ -41,7 +40,8 @@ class PooledContext:
         """Unscaled embeddings or ranks: for each text a vector, or (tokens, n_embd) if nothing is
         pooled.
 
-        Raises `InferenceFailed` if the device cannot compute the texts, or computes NaN.
+        Raises `InferenceFailed` if the device cannot compute the texts, or computes NaN or
+        infinity.
         """
         context, batch = self._context, self._batch
         context.apply(adapters)
@@ -54,7 +54,7 @@ class PooledContext:
             if outcome != "ok":
                 raise InferenceFailed(f"the device cannot compute the texts ({outcome})")
             vectors = self._outputs(texts)
-            if any(math.isnan(vector.sum()) for vector in vectors):
+            if not all(np.isfinite(vector).all() for vector in vectors):
                 context.clear(zero=True)
                 raise NotANumber
         finally:

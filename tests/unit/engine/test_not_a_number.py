@@ -16,6 +16,7 @@ import pytest
 from tests.support.random_models import Kind, random_model
 from tests.support.real_engine import RealEngine
 from tests.unit.engine.test_constraints import constraint
+from worker.engine.model_runner import ModelRunner
 from worker.engine.sequence import Sequence
 from worker.engine.speculation.draft import DraftModel
 from worker.engine.speculation.lookup import Lookup
@@ -24,7 +25,8 @@ from worker.llama.context import Context, ContextOptions
 from worker.llama.draw import NotANumber
 from worker.llama.model import LoadOptions, Model
 from worker.llama.pooled import PooledContext
-from worker.wire.messages import PromptScored
+from worker.llama.sampler import Sampler
+from worker.wire.messages import Failed, PromptScored
 
 STORY = "Once upon a time, there was a clever fox named Otto. Otto loved to dance. One day, Otto"
 REFRAIN = "One, two, three, one, two, three, one, two, three, one, two,"
@@ -235,6 +237,31 @@ def test_requests_with_nan_come_among_others_in_any_order(
     engine.run()
     assert engine.have_failed(*bad)
     assert {r: engine.text(r) for r in told} == {r: alone[each] for r, each in told.items()}
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf])
+@pytest.mark.parametrize(
+    "sampling", [{}, {"temperature": 1.0}, {"mirostat": 1}, {"mirostat": 2}], ids=str
+)
+def test_infinite_logits_fail_their_own_request_alone(
+    monkeypatch: pytest.MonkeyPatch, value: float, sampling: dict[str, Any]
+) -> None:
+    engine = in_one_pool(random_model("dense"))
+    alone = engine.generate(STORY, max_tokens=12)
+    good = engine.submit(STORY, max_tokens=12)
+    bad = engine.submit(REFRAIN, max_tokens=12, seed=13, **sampling)
+    sample = ModelRunner.sample
+
+    def overflowing(runner: ModelRunner, sampler: Sampler, chunk: int, guesses: int = 0) -> int:
+        if sampler._seed == 13:
+            runner.cells.logits(runner._rows[chunk])[:] = value
+        return sample(runner, sampler, chunk, guesses)
+
+    monkeypatch.setattr(ModelRunner, "sample", overflowing)
+    engine.run()
+    [*_, failed] = engine.events[bad]
+    assert isinstance(failed, Failed) and isinstance(failed.error, NotANumber)
+    assert not engine.ids(bad) and engine.text(good) == alone
 
 
 def test_a_stream_that_computes_nan_again_fails(broken: tuple[Path, int]) -> None:
