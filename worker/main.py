@@ -115,7 +115,7 @@ def _serve(serve: Callable[[], None]) -> None:
 def _memory_limit(settings: Settings) -> int:
     from worker.devices.preflight import room_bytes  # only needed for some models
 
-    return room_bytes(settings.engine)
+    return room_bytes(settings)
 
 
 def _report(backend: BackendName, error: WorkerError) -> int:

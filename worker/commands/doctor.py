@@ -149,8 +149,7 @@ def diagnose(settings: Settings, *, child: Sequence[str] | None = None) -> Diagn
             found.ok(name, check())
     if settings.certificate is not None and (why := certificate_trouble(settings.certificate[0])):
         found.unknown("certificate", f"{why}; clients refuse it then")
-    # A driver that compiles its shaders gets as much time as it would from the worker.
-    limit_s = max(preflight.SECONDS, settings.stall_timeout)
+    limit_s = preflight.patience(settings)
     findings = preflight.ask(questions, child=child, timeout_seconds=limit_s)
     _native_checks(found, findings)
     found.checks += files.checks
@@ -222,7 +221,7 @@ def _questions(settings: Settings, found: Diagnosis, cache_fault: str | None) ->
                 found.ok("adapter", f"{adapter.name} at scale {adapter.scale:g}")
         with found.check("draft"):
             try:
-                room = partial(preflight.room_bytes, settings.engine)
+                room = partial(preflight.room_bytes, settings)
                 draft = asyncio.run(resolve_draft(settings, model, room=room))
             except DownloadError as error:
                 _downloaded_first("draft", str(settings.draft), error, found, cache_fault)
@@ -264,7 +263,7 @@ def _model(settings: Settings, found: Diagnosis, cache_fault: str | None) -> Res
             )
             return None
         os.environ["HF_HUB_OFFLINE"] = "1"  # a diagnosis downloads nothing
-        room = partial(preflight.room_bytes, settings.engine)
+        room = partial(preflight.room_bytes, settings)
         try:
             resolved = asyncio.run(resolve(settings, settings.model, room=room))
         except DownloadError as error:

@@ -17,9 +17,6 @@ from worker.models.load_command import load_command
 from worker.models.resolve import ResolvedModel, resolve
 from worker.settings import Settings
 
-_PLAN_SECONDS = 120.0
-"""A plan that takes longer counts as hung."""
-
 
 def run(settings: Settings, *, as_json: bool) -> int:
     """Print the plan.
@@ -29,12 +26,12 @@ def run(settings: Settings, *, as_json: bool) -> int:
         WorkerError: as for a start, except for a port in use: a worker may already be running.
     """
     settings.check_files()
-    room = partial(preflight.room_bytes, settings.engine)
+    room = partial(preflight.room_bytes, settings)
     resolved = asyncio.run(resolve(settings, settings.model, room=room))
     check_template_of(resolved, settings)
     load = asyncio.run(load_command(settings, resolved, room=room))
     questions = preflight.Questions(settings.engine, load=load)
-    findings = preflight.ask(questions, timeout_seconds=_PLAN_SECONDS)
+    findings = preflight.ask(questions, timeout_seconds=preflight.patience(settings))
     error = findings.error
     if isinstance(error, InsufficientVram):
         _print(Plan.from_dict(error.details), as_json)

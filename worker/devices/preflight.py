@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -24,9 +24,12 @@ from worker.wire.engine_info import Wall
 from worker.wire.engine_settings import EngineSettings
 from worker.wire.messages import LoadModel
 
+if TYPE_CHECKING:
+    from worker.settings import Settings
+
 CHILD: Sequence[str] = (sys.executable, "-m", "worker.devices.preflight_child")
-SECONDS = 60.0
-"""The default patience with the child, enough for a sound driver on a busy machine."""
+SECONDS = 120.0
+"""The least patience with the child, enough for a sound driver on a busy machine."""
 Step = Literal["library", "device", "trial", "plan"]
 _DOING: dict[Step, str] = {
     "library": "while it was loaded",
@@ -137,16 +140,22 @@ def ask(
     return findings
 
 
-def room_bytes(settings: EngineSettings) -> int:
+def patience(settings: Settings) -> float:
+    """Seconds for the child: a driver that compiles its shaders gets as much time as it would from
+    the worker."""
+    return max(SECONDS, settings.stall_timeout)
+
+
+def room_bytes(settings: Settings) -> int:
     """The memory that a model can count on, before there is a model to plan: all of the chosen
     cards', or this machine's up to its limit.
 
     Free memory would let the choice of a model change from start to start. Starts a child process
     for a GPU. Raises `BackendMismatch` as a start does.
     """
-    if not settings.on_gpu:
+    if not settings.engine.on_gpu:
         return cpu_budget(None).memory_total_bytes
-    found = ask(Questions(settings))
+    found = ask(Questions(settings.engine), timeout_seconds=patience(settings))
     if found.error is not None:
         raise found.error
     return sum(each.total_bytes or 0 for each in found.device or ())
@@ -157,7 +166,7 @@ def _death(code: int | None, errors: bytes, doing: str, seconds: float) -> Backe
     if code is None:
         return BackendMismatch(
             f"The native library did not answer within {seconds:g} seconds ({doing}); "
-            "a driver may hang, or compile for the first time: doctor waits longer with "
+            "a driver may hang, or compile for the first time, which takes a longer "
             "--stall-timeout."
         )
     if code == -signal.SIGILL:

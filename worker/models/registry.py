@@ -89,7 +89,8 @@ class Registry:
         if entry is not None:
             return entry
         near = difflib.get_close_matches(alias, self.entries, n=3, cutoff=0.5)
-        known = f"did you mean {', '.join(near)}" if near else f"it has {', '.join(self.entries)}"
+        has = f"it has {', '.join(self.entries) or 'no models'}"
+        known = f"did you mean {', '.join(near)}" if near else has
         raise ModelError(
             f"The model {alias!r} is not in {str(self.file)!r} ({known}) and is not a path on "
             f"this machine; give {forms}.",

@@ -113,6 +113,12 @@ def test_an_unknown_alias_names_the_nearest() -> None:
         registry.load(ROOT / "models.toml").find("qwen3-0.6")
 
 
+def test_an_unknown_alias_of_an_empty_file_says_that_it_is_empty(tmp_path: Path) -> None:
+    (tmp_path / "models.toml").touch()
+    with pytest.raises(ModelError, match="it has no models"):
+        registry.load(tmp_path / "models.toml").find("qwen3-0.6")
+
+
 def test_the_working_folder_comes_before_the_shipped_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
