@@ -7,6 +7,7 @@ has numbers and paths for machines.
 
 from __future__ import annotations
 
+import errno
 import os
 import traceback
 from collections.abc import Iterator, Mapping
@@ -285,6 +286,18 @@ def of_file(path: Path) -> Iterator[None]:
     except OSError as error:
         error.filename = error.filename or str(path)
         raise
+
+
+@contextmanager
+def of_lock() -> Iterator[None]:
+    """Make an `OSError` from locking a file say so if its file system has no locks."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+            raise
+        why = f"its file system has no file locks ({error.strerror})"
+        raise OSError(error.errno, why, error.filename) from None
 
 
 def system_words(error: OSError) -> str:

@@ -8,6 +8,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from worker.errors import of_lock
+
 _PREFIX = ".llorch-convert-"
 
 
@@ -63,7 +65,8 @@ def locked(path: Path, flags: int) -> int | None:
     """
     file = os.open(path, flags | os.O_CLOEXEC, 0o666)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with of_lock():
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.path.samestat(os.fstat(file), path.stat()):
             return file
     except FileNotFoundError:

@@ -22,7 +22,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from worker.child_processes import how_it_ended, inherited
-from worker.errors import ModelError, WorkerError, rebuild_error
+from worker.errors import ModelError, WorkerError, of_lock, rebuild_error
 from worker.installation import ENGINE, check_engine
 from worker.models.checkpoint_files import check_checkpoint, checkpoint_files, readable
 from worker.models.checksum import sha256_of_file
@@ -151,12 +151,12 @@ def usable(path: Path, check: Callable[[GgufHeader], None] = check_servable) -> 
 
 @contextlib.contextmanager
 def _writing(folder: Path) -> Iterator[None]:
-    """Raise `ModelError` if the system refuses to write into a folder of the cache."""
+    """Raise `ModelError` if the system refuses a folder of the cache."""
     try:
         yield
     except OSError as error:
         raise ModelError(
-            f"The cache folder {str(folder)!r} cannot be written: {error.strerror}; "
+            f"The cache folder {str(folder)!r} cannot be used: {error.strerror}; "
             "choose another with --cache-dir.",
             path=str(folder),
         ) from error
@@ -169,7 +169,7 @@ async def _locked(path: Path, on_progress: OnProgress) -> AsyncIterator[None]:
 
     lock = FileLock(path, thread_local=False)
     while not lock.is_locked:
-        with _writing(path.parent):
+        with _writing(path.parent), of_lock():
             try:
                 lock.acquire(timeout=0)
             except Timeout:

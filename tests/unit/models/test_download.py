@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import os
 import shutil
@@ -18,6 +19,7 @@ from huggingface_hub import constants, hf_hub_download
 
 from tests.support.fetching import failure, fetch, fetching
 from tests.support.hub_server import COMMIT, OTHER_COMMIT, Hub, Repo
+from worker.errors import DownloadError
 from worker.models.hub import remote
 from worker.models.hub.download import Downloaded
 from worker.models.hub.remote import RemoteFile
@@ -90,6 +92,18 @@ def test_a_cache_that_cannot_be_written_serves_what_it_has(hub: Hub, tmp_path: P
     assert fetch("hf:o/r", cache)[0] == first and not hub.bodies(), "nothing is missing"
     hub.repos["o/r"] = Repo({"m.gguf": content + b"1"}, branches={"main": OTHER_COMMIT})
     assert fetch("hf:o/r::file=m.gguf", cache)[0] == first
+
+
+def test_a_cache_on_a_file_system_without_locks_is_named_as_such(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_file: int, _how: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    hub.repos["o/r"] = Repo({"m.gguf": b"GGUF"})
+    with pytest.raises(DownloadError, match="cannot be used: its file system has no file locks"):
+        fetch("hf:o/r::file=m.gguf", tmp_path)
 
 
 def test_another_user_can_read_all_of_a_cache(hub: Hub, tmp_path: Path, gguf_bytes: bytes) -> None:

@@ -332,8 +332,20 @@ def test_a_lock_that_cannot_be_opened_is_reported(checkpoint: Path, cache: Path)
     lock.mkdir()
     error = refused(str(checkpoint), cache)
     assert isinstance(error, ModelError)
-    assert f"{str(path.parent)!r} cannot be written: Is a directory" in error.message
+    assert f"{str(path.parent)!r} cannot be used: Is a directory" in error.message
     assert "--cache-dir" in error.message
+
+
+def test_a_cache_on_a_file_system_without_locks_is_named_as_such(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_file: int, _how: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    error = refused(str(checkpoint), tmp_path)
+    assert isinstance(error, ModelError)
+    assert "cannot be used: its file system has no file locks" in error.message
 
 
 def test_gguf_files_split_ones_and_local_aliases_are_resolved(

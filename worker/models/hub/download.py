@@ -121,7 +121,7 @@ class _Download:
             got = self.gguf(self.ref.file) if self.ref.file is not None else self.repository()
         except OSError as error:
             raise DownloadError(
-                f"The cache folder {str(self.cache.root)!r} cannot be written: {error.strerror}; "
+                f"The cache folder {str(self.cache.root)!r} cannot be used: {error.strerror}; "
                 "choose another with --cache-dir.",
                 reason="disk_full" if error.errno in DISK_FULL else "cache",
                 repo=self.ref.repo,

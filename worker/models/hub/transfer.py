@@ -27,7 +27,7 @@ from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.file_download import http_get
 from huggingface_hub.utils import build_hf_headers, tqdm  # type: ignore[attr-defined]
 
-from worker.errors import DownloadError
+from worker.errors import DownloadError, of_lock
 from worker.models.hub.cache import RepoCache, content_matches
 from worker.models.hub.remote import LIBRARY, RemoteFile, Stopped, translated_errors
 from worker.wire.messages import OnProgress, Progress
@@ -161,7 +161,8 @@ class Transfer:
             if self.stop.is_set():
                 raise Stopped
             try:
-                lock.acquire(timeout=LOCK_POLL_SECONDS)
+                with of_lock():
+                    lock.acquire(timeout=LOCK_POLL_SECONDS)
             except Timeout:
                 self.on_progress(Progress("waiting for another worker's download", 0.0))
         try:
