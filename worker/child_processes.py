@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import re
 import signal
+from pathlib import Path
+
+import worker
 
 _SECRET = re.compile("(KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE)S?(_|$)", re.IGNORECASE)
 """Matches names such as `HF_TOKEN`, `LLORCH_WORKER_TOKEN` and `AWS_SECRET_ACCESS_KEY`, but not
@@ -22,6 +25,39 @@ def inherited() -> dict[str, str]:
     }
     # Landlock binds only later threads, and NumPy would start one per core at its import.
     return kept | {"OPENBLAS_NUM_THREADS": "1"}
+
+
+_OF_LIBRARIES = (
+    *("PATH", "HOME", "USER", "LANG", "LC_", "LOC", "TZ", "TMP", "TEMP", "XDG_"),
+    *("PYTHON", "VIRTUAL_ENV", "NPY_", "RUST_", "LD_", "DYLD_", "MALLOC_", "GLIBC_", "GCONV_"),
+    *("ASAN_", "LSAN_", "TSAN_", "UBSAN_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "BLIS_"),
+    *("VECLIB_", "GGML_", "LLAMA_", "MTMD_", "CUDA_", "CUBLAS", "NVIDIA_", "NCCL_", "__NV_"),
+    *("__GL_", "MTL_", "METAL_", "VK_", "MESA_", "GALLIUM_", "NIR_", "LP_", "RADV_", "ACO_"),
+    *("AMD_", "ANV_", "INTEL_", "NVK_"),
+)
+"""Prefixes of the variables that an engine inherits, by which the libraries that it loads are
+configured; its settings come through the pipe."""
+SPINS_AT_BARRIERS = "2000"
+"""How many times an OpenMP thread spins at a barrier before it sleeps: some 20 µs, by libgomp's own
+estimate.
+
+libgomp's default lasts milliseconds. Beside a process that keeps a core busy, a token then takes up
+to ten times as long. Half as many spins slow tokens of a small model by some per cent on idle cores
+(loads `busy1` and `streams1` of `make bench`).
+"""
+
+
+def engine_environment() -> dict[str, str]:
+    """The environment of an engine, and of a process that tries what it would do: what compute
+    libraries and Python read, without secrets."""
+    allowed = {name: value for name, value in inherited().items() if name.startswith(_OF_LIBRARIES)}
+    if "OMP_WAIT_POLICY" not in allowed:
+        allowed.setdefault("GOMP_SPINCOUNT", SPINS_AT_BARRIERS)
+    # With PYTHONSAFEPATH, the working directory is not on Python's path.
+    root = str(Path(next(iter(worker.__path__))).parent)
+    paths = os.environ.get("PYTHONPATH")
+    allowed["PYTHONPATH"] = os.pathsep.join([root, paths]) if paths else root
+    return allowed
 
 
 _CAUSES = {

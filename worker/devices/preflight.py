@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from worker.child_processes import inherited
+from worker.child_processes import engine_environment
 from worker.devices.cpu.budget import cpu_budget
 from worker.devices.plan.plan import Plan
 from worker.errors import BackendMismatch, WorkerError
@@ -120,7 +120,7 @@ def ask(
         ended = subprocess.run(
             child or CHILD,
             input=msgspec.json.encode(questions),
-            env=inherited(),
+            env=engine_environment(),
             capture_output=True,
             timeout=timeout_seconds,
             check=False,

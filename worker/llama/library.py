@@ -159,6 +159,8 @@ def imported(module: str, what: str, remedy: str) -> ModuleType:
         with without_init("llama_cpp"), _keeping_affinity():
             return importlib.import_module(f"llama_cpp.{module}")
     except (ImportError, OSError, RuntimeError) as error:
+        if folder := os.environ.get("LLAMA_CPP_LIB_PATH"):  # the bindings search it alone
+            remedy = f"LLAMA_CPP_LIB_PATH is {folder!r}: unset it, or {remedy}"
         raise BackendMismatch(f"{what} cannot be loaded: {error}; {remedy}") from error
 
 

@@ -15,11 +15,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import worker
-from worker.child_processes import how_it_ended, inherited
+from worker.child_processes import engine_environment, how_it_ended
 from worker.errors import WorkerError, system_words
 from worker.wire.black_box import BlackBox
 
@@ -28,21 +26,6 @@ if TYPE_CHECKING:
     from worker.wire.messages import Command, Event
 
 ENGINE_ARGV: Sequence[str] = (sys.executable, "-m", "worker.engine.process")
-ENVIRONMENT_PREFIXES = (
-    *("PATH", "HOME", "USER", "LANG", "LC_", "TZ", "TMPDIR", "XDG_", "PYTHON", "VIRTUAL_ENV"),
-    *("LD_", "DYLD_", "MALLOC_", "GLIBC_", "ASAN_", "UBSAN_", "OMP_", "GOMP_", "KMP_"),
-    *("MKL_", "OPENBLAS_", "BLIS_", "VECLIB_", "GGML_", "LLAMA_"),
-    *("CUDA_", "NVIDIA_", "NCCL_", "MTL_", "METAL_", "VK_", "MESA_", "LP_", "RADV_", "ANV_"),
-)
-"""Prefixes of the variables that the engine inherits; its settings come through the pipe."""
-SPINS_AT_BARRIERS = "2000"
-"""How many times an OpenMP thread spins at a barrier before it sleeps: some 20 µs, by libgomp's own
-estimate.
-
-libgomp's default lasts milliseconds. Beside a process that keeps a core busy, a token then takes up
-to ten times as long. Half as many spins slow tokens of a small model by some per cent on idle cores
-(loads `busy1` and `streams1` of `make bench`).
-"""
 LEAVE_SECONDS = 0.5
 """Time for a process to exit by itself once its pipe is closed; a core dump takes a moment."""
 KILL_WAIT_SECONDS = 5.0
@@ -204,17 +187,3 @@ def _start_errors() -> Iterator[None]:
     except OSError as error:
         why = system_words(error)
         raise WorkerError(f"The engine process could not be started: {why}.") from error
-
-
-def engine_environment() -> dict[str, str]:
-    """The engine's environment: what compute libraries and Python read, without secrets."""
-    allowed = {
-        name: value for name, value in inherited().items() if name.startswith(ENVIRONMENT_PREFIXES)
-    }
-    if "OMP_WAIT_POLICY" not in allowed:
-        allowed.setdefault("GOMP_SPINCOUNT", SPINS_AT_BARRIERS)
-    # With PYTHONSAFEPATH, the working directory is not on Python's path.
-    root = str(Path(next(iter(worker.__path__))).parent)
-    paths = os.environ.get("PYTHONPATH")
-    allowed["PYTHONPATH"] = os.pathsep.join([root, paths]) if paths else root
-    return allowed

@@ -49,6 +49,13 @@ def test_binding_threads_of_openmp_keeps_the_cpus_of_the_process(tmp_path: Path)
     subprocess.run([sys.executable, "-c", BOUND], env=environment, check=True)
 
 
+def test_a_folder_of_libraries_that_is_set_and_wrong_is_named(tmp_path: Path) -> None:
+    environment = {**worker_environment(tmp_path), "LLAMA_CPP_LIB_PATH": str(tmp_path)}
+    line = [sys.executable, "-c", "from worker.llama import library; library.load()"]
+    ended = subprocess.run(line, env=environment, capture_output=True, text=True)
+    assert f"LLAMA_CPP_LIB_PATH is '{tmp_path}': unset it" in ended.stderr
+
+
 @pytest.mark.skipif(sys.platform == "darwin", reason="all names are UTF-8 there")
 @pytest.mark.parametrize(
     "act",

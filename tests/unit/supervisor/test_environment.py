@@ -7,8 +7,7 @@ import sys
 
 import pytest
 
-from worker.child_processes import inherited
-from worker.supervisor.engine_process import SPINS_AT_BARRIERS, engine_environment
+from worker.child_processes import SPINS_AT_BARRIERS, engine_environment, inherited
 
 
 @pytest.mark.parametrize(
@@ -27,6 +26,18 @@ def test_threads_spin_for_a_short_time_unless_the_operator_decides(
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     assert engine_environment().get("GOMP_SPINCOUNT") == spins
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["LOCPATH", "LOCALE_ARCHIVE", "LANGUAGE", "TEMP", "CUBLASLT_LOG_LEVEL", "__GL_SYNC"],
+)
+def test_an_engine_inherits_what_its_libraries_read(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, "/here")
+    monkeypatch.setenv("OF_ANOTHER_PROGRAM", "/here")
+    assert name in engine_environment() and "OF_ANOTHER_PROGRAM" not in engine_environment()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc has the threads")
