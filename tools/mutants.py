@@ -375,6 +375,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="seed of the random choice")
     parser.add_argument("--least", type=float, default=85.0, help="percentage that must be caught")
     options = parser.parse_args()
+    # A fork has none of OpenMP's threads, and would wait for them forever.
+    os.environ["OMP_THREAD_LIMIT"] = "1"
     mutation = Mutation(options)
     tests = [each for name in options.of for each in SUBJECTS[name].tests]
     status = pytest.main(
