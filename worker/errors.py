@@ -300,8 +300,19 @@ def of_lock() -> Iterator[None]:
         raise OSError(error.errno, why, error.filename) from None
 
 
+_REMEDIES = {
+    errno.EPERM: "a sandbox such as seccomp may forbid it",
+    errno.ENOSYS: "a sandbox such as seccomp may forbid it",
+    errno.EAGAIN: "raise ulimit -u, or the container's --pids-limit",
+    errno.EMFILE: "raise ulimit -n",
+    errno.ENOMEM: "raise ulimit -v, or the memory of the container",
+}
+"""What refuses a system call that names no file, or which limit to raise."""
+
+
 def system_words(error: OSError) -> str:
-    """An `OSError` in the system's words, with the file, or else with the code that raised it."""
+    """An `OSError` in the system's words, with the file, or else with the code that raised it and
+    the likely cause."""
     words = error.strerror or str(error)
     if error.filename:
         return f"{error.filename}: {words}"
@@ -314,7 +325,8 @@ def system_words(error: OSError) -> str:
     for frame, line in traceback.walk_tb(error.__traceback__):
         place = os.path.basename(frame.f_code.co_filename)
         described = f"{words} ({frame.f_code.co_name}, {place}, line {line})"
-    return described
+    remedy = _REMEDIES.get(error.errno or 0)
+    return f"{described}: {remedy}" if remedy else described
 
 
 def system_failure(error: Exception) -> WorkerError | None:

@@ -7,6 +7,7 @@ import os
 import socket
 import stat
 from collections.abc import Sequence
+from contextlib import ExitStack
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Any, NamedTuple
 
@@ -79,18 +80,19 @@ def _listen(
     place: _Place, port: int, *, shared: bool = False, beside_others: bool = False
 ) -> socket.socket:
     """`beside_others`: restrict a socket for IPv6 to IPv6, since others have the IPv4 addresses."""
-    listener = socket.socket(place.family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if beside_others and place.family == socket.AF_INET6:
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        if shared:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        listener.bind((place.address[0], port, *place.address[2:]))
-        listener.listen(2048)
-    except OSError as error:
-        listener.close()
-        raise _explain(error, place.host, port) from None
+    with ExitStack() as unless_open:
+        try:
+            listener = unless_open.enter_context(socket.socket(place.family, socket.SOCK_STREAM))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if beside_others and place.family == socket.AF_INET6:
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            if shared:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            listener.bind((place.address[0], port, *place.address[2:]))
+            listener.listen(2048)
+        except OSError as error:
+            raise _explain(error, place.host, port) from None
+        unless_open.pop_all()
     return listener
 
 
@@ -152,7 +154,7 @@ def _explain(error: OSError, host: str, port: int) -> PortInUse | ConfigError:
             "or 0 for any free one.",
             port=port,
         )
-    if error.errno in (errno.EACCES, errno.EPERM):
+    if error.errno in (errno.EACCES, errno.EPERM) and 0 < port < 1024:
         return wrong_value("port", port, "which needs more privileges; choose one above 1023")
     return wrong_value("host", host, f"which cannot be listened on: {error.strerror}")
 

@@ -168,13 +168,12 @@ def imported(module: str, what: str, remedy: str) -> ModuleType:
 def _keeping_affinity() -> Iterator[None]:
     """Restore the calling thread's CPU affinity after the block. With `OMP_PROC_BIND` and the like,
     OpenMP pins the thread that loads it; the CPU budget and later threads would inherit that."""
-    if not hasattr(os, "sched_getaffinity"):
-        yield
-        return
-    cpus = os.sched_getaffinity(0)
+    cpus: set[int] = set()
+    with suppress(AttributeError, OSError):  # other systems lack it, and some sandboxes forbid it
+        cpus = os.sched_getaffinity(0)
     yield
-    if os.sched_getaffinity(0) != cpus:
-        with suppress(OSError):  # some sandboxes forbid it
+    with suppress(OSError):
+        if cpus and os.sched_getaffinity(0) != cpus:
             os.sched_setaffinity(0, cpus)
 
 

@@ -56,6 +56,19 @@ def test_a_folder_of_libraries_that_is_set_and_wrong_is_named(tmp_path: Path) ->
     assert f"LLAMA_CPP_LIB_PATH is '{tmp_path}': unset it" in ended.stderr
 
 
+def test_a_sandbox_that_hides_the_cpus_does_not_keep_the_library_from_loading(
+    tmp_path: Path,
+) -> None:
+    refusing = (
+        "import os\n"
+        "def refuse(_): raise PermissionError(1, 'Operation not permitted')\n"
+        "os.sched_getaffinity = refuse\n"
+        "from worker.llama import library; library.load()"
+    )
+    environment = worker_environment(tmp_path)
+    subprocess.run([sys.executable, "-c", refusing], env=environment, check=True)
+
+
 @pytest.mark.skipif(sys.platform == "darwin", reason="all names are UTF-8 there")
 @pytest.mark.parametrize(
     "act",
