@@ -1,4 +1,4 @@
-"""What the system refuses is named with its cause: a call by a sandbox or a limit, a port, a host."""
+"""What the system refuses is named with its cause: a sandbox, a limit, a port or a host."""
 
 from __future__ import annotations
 
