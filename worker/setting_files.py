@@ -17,8 +17,8 @@ from worker.errors import ConfigError, wrong_value
 
 MAX_TEMPLATE_CHARS = 100_000
 """The most characters of a chat template; today's have a tenth of that."""
-KEY_FILE, UNFINISHED = "key", ".part"
-"""The name of the key in `--kv-store`, and the suffix of incomplete files."""
+KEY_FILE, KEY_BYTES, UNFINISHED = "key", 32, ".part"
+"""The name and the size of the key in `--kv-store`, and the suffix of incomplete files."""
 _SOON_SECONDS = 14 * 86400
 """A certificate expires soon if less than this is left, or a third of its life if that is shorter:
 some are issued for days."""
@@ -94,8 +94,12 @@ def check_store(folder: Path) -> str:
         if existing == folder and (status.st_uid != os.geteuid() or status.st_mode & others):
             why = "others can put files into it; it must belong to this user, with chmod 700"
             raise PermissionError(errno.EACCES, why)
-        if not (folder / KEY_FILE).exists():
+        key = folder / KEY_FILE
+        if not key.exists():
             _try_link(existing)
+        elif len(key.read_bytes()) != KEY_BYTES or key.stat().st_mode & 0o077:
+            why = f'its file "{key.name}" is damaged or open to others; remove the folder'
+            raise PermissionError(errno.EACCES, why)
     except OSError as error:
         why = f"--kv-store {folder} cannot be used: {error.strerror}."
         raise ConfigError(why, field="kv_store") from None

@@ -8,19 +8,23 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import Event, Thread
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from tests.support.worker import until
 from worker.engine.cache import disk
+from worker.engine.cache.binding import open_disk
 from worker.engine.cache.disk import Disk
 from worker.engine.cache.disk_file import Damaged, Entry, read, read_entry, write
 from worker.engine.cache.moves import Snapshot, State
 from worker.engine.tokens import common_length
 from worker.errors import ConfigError
 from worker.llama.memory_kind import MemoryKind
-from worker.setting_files import check_store
+from worker.setting_files import KEY_BYTES, KEY_FILE, check_store
 from worker.wire.adapters import Scope
+from worker.wire.engine_settings import EngineSettings
 
 KEY = b"k" * 32
 CUT_ANYWHERE = MemoryKind()
@@ -316,3 +320,23 @@ def test_a_store_that_is_not_a_folder_is_refused(tmp_path: Path) -> None:
     for name in ("file", "file/store"):
         with pytest.raises(ConfigError, match="--kv-store .* cannot be used: .*/file is not a"):
             opened(tmp_path / name)
+
+
+@pytest.mark.parametrize(("content", "mode"), [(b"short", 0o600), (bytes(KEY_BYTES), 0o644)])
+def test_a_key_that_is_damaged_or_known_to_others_is_refused_before_a_load(
+    tmp_path: Path, content: bytes, mode: int
+) -> None:
+    (tmp_path / KEY_FILE).write_bytes(content)
+    (tmp_path / KEY_FILE).chmod(mode)
+    with pytest.raises(ConfigError, match='"key" is damaged or open to others; remove the folder'):
+        check_store(tmp_path)
+
+
+def test_a_store_that_has_become_unusable_costs_the_next_engine_only_the_store(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "store").touch()
+    settings = EngineSettings(kv_store=str(tmp_path / "store"))
+    info, header = cast(Any, SimpleNamespace(kv_store_bytes=1 << 20)), cast(Any, None)
+    assert open_disk(header, settings, info, CUT_ANYWHERE, None) is None
+    assert "kv_store.unusable" in capsys.readouterr().out

@@ -12,9 +12,11 @@ import sys
 from pathlib import Path
 
 from worker.engine.cache.disk import Binding, Disk
+from worker.errors import ConfigError
 from worker.llama.memory_kind import MemoryKind
 from worker.models.checksum import sha256_of_file
 from worker.models.gguf.header import GgufHeader
+from worker.observability.logs import get_logger
 from worker.wire.engine_info import EngineInfo
 from worker.wire.engine_settings import EngineSettings
 
@@ -29,8 +31,8 @@ def open_disk(
     kind: MemoryKind,
     projector: Path | None,
 ) -> Disk | None:
-    """The third tier of the engine's cache; `None` if states are not to be stored. Raises what
-    `Disk` raises."""
+    """The third tier of the engine's cache; `None` if states are not to be stored, or if the folder
+    has become unusable since the start, which checked it."""
     if settings.kv_store is None or info.kv_store_bytes is None:
         return None
 
@@ -59,4 +61,8 @@ def open_disk(
         return binding, [sha256_of_file(path, hashes) for path in adapters]
 
     folder = Path(os.path.expanduser(settings.kv_store))
-    return Disk(folder, info.kv_store_bytes, kind, bind)
+    try:
+        return Disk(folder, info.kv_store_bytes, kind, bind)
+    except ConfigError as error:
+        get_logger().warning("kv_store.unusable", reason=error.message)
+        return None

@@ -33,12 +33,11 @@ from worker.engine.tokens import common_length
 from worker.errors import ConfigError
 from worker.llama.memory_kind import MemoryKind
 from worker.observability.logs import get_logger
-from worker.setting_files import KEY_FILE, UNFINISHED, check_store
+from worker.setting_files import KEY_BYTES, KEY_FILE, UNFINISHED, check_store
 from worker.wire.adapters import Scope
 
 log = get_logger()
 
-_KEY_BYTES = 32
 _OPENING_SECONDS = 1.0
 """How long a start waits for the store; after that, the store opens in the background."""
 _ABANDONED_SECONDS = 3600
@@ -243,16 +242,9 @@ def _secret(path: Path) -> bytes:
         descriptor = os.open(made, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
         try:
             with open(descriptor, "wb") as file:
-                file.write(secrets.token_bytes(_KEY_BYTES))
+                file.write(secrets.token_bytes(KEY_BYTES))
             with contextlib.suppress(FileExistsError):
                 os.link(made, path)
         finally:
             made.unlink()
-    key = path.read_bytes()
-    if len(key) != _KEY_BYTES or path.stat().st_mode & 0o077:
-        raise ConfigError(
-            f'--kv-store {path.parent}: its file "{path.name}" is damaged or open to others; '
-            "remove the folder.",
-            field="kv_store",
-        )
-    return key
+    return path.read_bytes()
