@@ -12,16 +12,16 @@ import time
 from typing import Any, Literal, TextIO
 
 from worker.errors import WorkerError
-from worker.observability.terminal import LiveLine
+from worker.observability.terminal import LEAST_SECONDS_BETWEEN, LiveLine
 from worker.wire.messages import Progress
 
 Style = Literal["json", "bar", "none"]
-_LEAST_SECONDS_BETWEEN = 0.1
 
 
 class Reporter:
     """Writes a live line and notes to stderr and the result to stdout, or one JSON object per line
-    to stdout: `{"phase", "percent", "bytes_per_second"}`, then a result or an error."""
+    to stdout: `{"phase", "percent", "bytes_per_second", "total_bytes"}`, then a result or an
+    error."""
 
     def __init__(self, style: Style) -> None:
         self._is_json = style == "json"
@@ -33,12 +33,13 @@ class Reporter:
         now = time.monotonic()
         if phase != self._phase:
             self._phase, self._phase_began = phase, now
-        elif done_bytes < total_bytes and now - self._shown_at < _LEAST_SECONDS_BETWEEN:
+        elif done_bytes < total_bytes and now - self._shown_at < LEAST_SECONDS_BETWEEN:
             return
         self._shown_at = now
         seconds = max(now - self._phase_began, 1e-3)
         percent = 100 * done_bytes / total_bytes if total_bytes else 100.0
-        self.show(Progress(phase, percent, done_bytes / seconds if done_bytes else None))
+        rate = done_bytes / seconds if done_bytes else None
+        self.show(Progress(phase, percent, rate, total_bytes))
 
     def show(self, progress: Progress) -> None:
         """Show progress, of the conversion or of the download before it."""
@@ -50,6 +51,7 @@ class Reporter:
                 "phase": progress.phase,
                 "percent": round(progress.percent, 2),
                 "bytes_per_second": rate and round(rate),
+                "total_bytes": progress.total_bytes,
             }
             self._write(sys.stdout, json.dumps(line))
 

@@ -172,5 +172,6 @@ def _show_start(port: int, headers: dict[str, str]) -> None:
         for text in stream.iter_lines():
             if text.startswith("data: {"):
                 fields = json.loads(text.removeprefix("data: "))
-                line.show(Progress(fields["phase"], fields["percent"], fields["bytes_per_second"]))
+                fields.pop("type")
+                line.show(Progress(**fields))
     line.clear()

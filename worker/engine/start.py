@@ -241,8 +241,9 @@ def _load_model(
         now = time.monotonic()
         if now - last >= _PROGRESS_SECONDS or fraction >= 1.0:
             last = now
-            rate = fraction * plan.parts["weights"] / max(now - began, 1e-3)
-            channel.send([Progress("load", round(100 * fraction, 1), rate)])
+            total = plan.parts["weights"]
+            rate = fraction * total / max(now - began, 1e-3)
+            channel.send([Progress("load", round(100 * fraction, 1), rate, total)])
 
     options = load_options(
         header,

@@ -122,7 +122,7 @@ def content_key(
     digest = hashlib.sha256(_converter_digest() + f"{what}\n".encode())
     done = 0
     for path in files:
-        on_progress(Progress("hash", round(100 * done / total, 1)))
+        on_progress(Progress("hash", round(100 * done / total, 1), total_bytes=total))
         digest.update(f"{path.relative_to(folder)}\0{sha256_of_file(path, cache_dir)}\n".encode())
         done += path.stat().st_size
     return digest.hexdigest()[:32]
@@ -224,8 +224,9 @@ async def _follow(stdout: asyncio.StreamReader, on_progress: OnProgress) -> Work
         if "error" in message:
             error = rebuild_error(message["error"], ModelError)
         elif "phase" in message:
-            percent, rate = message.get("percent") or 0.0, message.get("bytes_per_second")
-            on_progress(Progress(str(message["phase"]), float(percent), rate))
+            phase, percent = str(message["phase"]), float(message.get("percent") or 0.0)
+            rate, total = message.get("bytes_per_second"), message.get("total_bytes")
+            on_progress(Progress(phase, percent, rate, total))
     return error
 
 

@@ -33,7 +33,8 @@ _PHASE_TEXTS = {
     "projector": "loading the projector",
     "warmup": "warming up",
 }
-_LEAST_SECONDS_BETWEEN = 0.1
+LEAST_SECONDS_BETWEEN = 0.1
+"""Between two reports of one phase."""
 _BAR_WIDTH = 24
 _USUAL_COLUMNS = 80
 
@@ -51,7 +52,7 @@ class LiveLine:
         if progress.phase != self._phase:
             self._phase, self._phase_began = progress.phase, now
             self._percent_then = progress.percent
-        elif now - self._shown_at < _LEAST_SECONDS_BETWEEN:
+        elif now - self._shown_at < LEAST_SECONDS_BETWEEN:
             return
         self._shown_at = now
         text = progress_text(progress, now - self._phase_began, self._percent_then)
@@ -76,13 +77,16 @@ def _columns(stream: TextIO) -> int:
 
 
 def progress_text(progress: Progress, elapsed_seconds: float, percent_then: float = 0.0) -> str:
-    """A line such as `loading  ████████░░░░  62 %  812.4 MB/s  3 s left`. `percent_then` is where
-    the phase began, which is above 0 for a resumed download."""
+    """A line such as `loading  ████████░░░░  62 %  3.1 of 5.0 GB  812.4 MB/s  3 s left`.
+    `percent_then` is where the phase began, which is above 0 for a resumed download."""
     parts = [_PHASE_TEXTS.get(progress.phase, progress.phase)]
     share = min(max(progress.percent / 100, 0.0), 1.0)
     if share > 0:
         filled = round(share * _BAR_WIDTH)
         parts += ["█" * filled + "░" * (_BAR_WIDTH - filled), f"{progress.percent:.0f} %"]
+        if (total := progress.total_bytes or 0) >= 1e6:
+            unit, name = (1e9, "GB") if total >= 1e9 else (1e6, "MB")
+            parts.append(f"{share * total / unit:.1f} of {total / unit:.1f} {name}")
         if progress.bytes_per_second:
             parts.append(f"{progress.bytes_per_second / 1e6:.1f} MB/s")
         gained = share - percent_then / 100

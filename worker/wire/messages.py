@@ -113,6 +113,8 @@ class Progress(Message, frozen=True):
     phase: str
     percent: float
     bytes_per_second: float | None = None
+    total_bytes: int | None = None
+    """What is read or received in this phase, of which `percent` is done."""
 
 
 OnProgress = Callable[[Progress], None]

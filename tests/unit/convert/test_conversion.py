@@ -116,10 +116,10 @@ def test_a_phase_is_reported_at_its_begin_at_its_end_and_ten_times_a_second(
         report.step("convert", n_bytes, 4000)
     lines = [json.loads(line) for line in stdout.getvalue().splitlines()]
     assert [tuple(line.values()) for line in lines] == [
-        ("check", 0.0, None),
-        ("convert", 0.0, None),
-        ("convert", 50.0, 4000),
-        ("convert", 100.0, 2000),
+        ("check", 0.0, None, 1),
+        ("convert", 0.0, None, 4000),
+        ("convert", 50.0, 4000, 4000),
+        ("convert", 100.0, 2000, 4000),
     ]
 
 
@@ -132,7 +132,7 @@ def test_a_note_replaces_the_live_line_of_a_terminal(
     report.step("convert", 2_000_000, 4_000_000)
     report.note("done")
     _, shown, said = terminal.getvalue().split("\r\x1b[K")
-    assert re.fullmatch(r"converting  █{12}░{12}  50 %  \d+\.\d MB/s", shown)
+    assert re.fullmatch(r"converting  █{12}░{12}  50 %  2\.0 of 4\.0 MB  \d+\.\d MB/s", shown)
     assert said == "note: done\n"
 
 

@@ -45,7 +45,7 @@ def test_a_file_is_fetched_verified_and_then_needs_no_network(
     got, told = fetch(ref, tmp_path / "cache")
     assert got.path.read_bytes() == gguf_bytes
     assert got.commit == COMMIT and got.path.is_file()
-    assert told[-1] == Progress("download", 100.0)
+    assert told[-1] == Progress("download", 100.0, total_bytes=len(gguf_bytes))
     assert got.path.resolve().name == hashlib.sha256(gguf_bytes).hexdigest()
     hub.requests.clear()
     again, _ = fetch(ref, tmp_path / "cache")

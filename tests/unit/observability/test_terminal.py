@@ -44,6 +44,18 @@ from worker.wire.messages import Progress
             70.0,
             "downloading  ██████████████████░░░░░░  75 %  1.0 MB/s  50 s left",
         ),
+        (
+            Progress("download", 75.0, 1e6, 4_000_000_000),
+            10.0,
+            70.0,
+            "downloading  ██████████████████░░░░░░  75 %  3.0 of 4.0 GB  1.0 MB/s  50 s left",
+        ),
+        (
+            Progress("convert", 50.0, None, 5_200_000),
+            1.0,
+            0.0,
+            "converting  ████████████░░░░░░░░░░░░  50 %  2.6 of 5.2 MB",
+        ),
         (Progress("warmup", 0.0), 1.0, 0.0, "warming up"),
     ],
 )

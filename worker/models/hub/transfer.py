@@ -221,12 +221,16 @@ class _Counter:
         if now - self.reported >= REPORT_INTERVAL_SECONDS:
             self.reported = now
             rate = self.fresh_bytes / max(now - self.started, 1e-3)
-            self.transfer.on_progress(Progress("download", self.percent, round(rate, 1)))
+            self.report(round(rate, 1))
 
     def finish(self, file: RemoteFile) -> None:
         self.finished_bytes += file.size_bytes or self.file_bytes
         self.file_bytes = 0
-        self.transfer.on_progress(Progress("download", self.percent))
+        self.report()
+
+    def report(self, rate: float | None = None) -> None:
+        total_bytes = self.total_bytes or None
+        self.transfer.on_progress(Progress("download", self.percent, rate, total_bytes))
 
 
 def _progress_bar(counter: _Counter) -> Any:
@@ -240,7 +244,7 @@ def _progress_bar(counter: _Counter) -> Any:
             self.counts = not (name or "").endswith(".transfer")
             if self.counts:
                 counter.file_bytes = int(kwargs.get("initial") or 0)
-                counter.transfer.on_progress(Progress("download", counter.percent))
+                counter.report()
             kwargs["disable"] = True
             super().__init__(*args, name=name, **kwargs)  # type: ignore[no-untyped-call]
 
