@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import signal
+import socket
 import sys
 import threading
 import time
@@ -98,8 +99,8 @@ class _Handler(BaseHTTPRequestHandler):
         expected = self.server.token
         authorized = expected is None or self.headers["Authorization"] == f"Bearer {expected}"
         ready_status = _probe(payload) if kind == "callback" else None
-        status = self.server.reply(self)
-        accepted = 200 <= status < 300
+        has_given_up = _has_given_up(self.connection)
+        accepted = 200 <= self.server.reply(self) < 300 and not has_given_up
         self.server.record(
             PoolMessage(kind, received_at, payload, authorized, accepted, ready_status)
         )
@@ -128,6 +129,15 @@ def send_json(handler: BaseHTTPRequestHandler, status: int, body: Any) -> None:
     handler.send_header("Content-Length", str(len(content)))
     handler.end_headers()
     handler.wfile.write(content)
+
+
+def _has_given_up(connection: socket.socket) -> bool:
+    """Whether the worker has closed its side and may not read an answer. A distant one's answer can
+    still be sent then, as if it were accepted."""
+    try:
+        return not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
 
 
 def _probe(payload: Any) -> int | None:

@@ -41,7 +41,7 @@ class PoolMessage:
     payload: Any
     authorized: bool = True
     accepted: bool = True
-    """Whether the manager answered with a 2xx."""
+    """Whether the manager answered with a 2xx, before the worker had closed its side."""
     ready_status: int | None = None
     """The status of the worker's own `/ready` while its callback was being received."""
 

@@ -164,6 +164,23 @@ def test_a_client_that_closes_its_side_is_answered_and_counts() -> None:
         manager.wait_for(n_beats=1)
 
 
+def test_a_callback_that_was_given_up_may_be_sent_again() -> None:
+    """The first worker is distant: it has closed its side, but its machine still takes an answer."""
+    payload = callback(uri="http://127.0.0.1:1").payload
+    with serving() as manager:
+        place, body = ("127.0.0.1", int(manager.server_address[1])), json.dumps(payload)
+        head = f"POST /ready HTTP/1.1\r\nHost: m\r\nContent-Length: {len(body)}\r\n\r\n"
+        with socket.create_connection(place, 60) as worker:
+            worker.sendall((head + body).encode())
+            worker.shutdown(socket.SHUT_WR)
+            assert b" 200 " in b"".join(iter(partial(worker.recv, 100), b""))
+        for n_callbacks in (2, 3):
+            httpx.post(f"{manager.url}/ready", json=payload)
+            manager.wait_for(n_callbacks=n_callbacks)
+            breaches = {breach.rule for breach in manager.verdict()}
+            assert ("callback once" in breaches) == (n_callbacks == 3)
+
+
 @pytest.mark.parametrize("length", ["\u00b2", "9" * 5000])
 def test_a_length_that_is_none_is_refused(length: str) -> None:
     with serving() as manager:
