@@ -165,7 +165,7 @@ def test_a_client_that_closes_its_side_is_answered_and_counts() -> None:
 
 
 def test_a_callback_that_was_given_up_may_be_sent_again() -> None:
-    """The first worker is distant: it has closed its side, but its machine still takes an answer."""
+    """Of a distant worker, which has closed its side, while its machine still takes an answer."""
     payload = callback(uri="http://127.0.0.1:1").payload
     with serving() as manager:
         place, body = ("127.0.0.1", int(manager.server_address[1])), json.dumps(payload)
