@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING
 
 from worker.cli import deferred_interrupts, stop_signals
 from worker.commands import SUBCOMMANDS
-from worker.devices.cpu import instructions
-from worker.errors import WorkerError, escaped, not_utf8, system_failure
-from worker.supervisor.engine_process import EngineProcess
 
 if TYPE_CHECKING:
+    from worker.errors import WorkerError
     from worker.settings import Settings
+    from worker.supervisor.engine_process import EngineProcess
     from worker.wire.backends import BackendName
 
 
@@ -34,10 +33,15 @@ def main(backend: BackendName, argv: Sequence[str]) -> int:
     serves = name is None and not {"-h", "--help", "--version"}.intersection(argv)
     if serves:
         # Until the event loop handles signals, each of them acts like Ctrl-C. Otherwise the first
-        # process of a container would ignore SIGTERM, and start to serve.
+        # process of a container would ignore SIGTERM, and start to serve: the kernel drops what it
+        # does not handle yet, so this precedes all other imports.
         for number in set(stop_signals()) - {signal.SIGINT}:
             signal.signal(number, signal.default_int_handler)
     try:
+        with deferred_interrupts():
+            from worker.devices.cpu import instructions
+            from worker.errors import WorkerError
+            from worker.supervisor.engine_process import EngineProcess
         with contextlib.closing(EngineProcess()) as engine:
             if serves and not instructions.missing():
                 with contextlib.suppress(WorkerError):  # the start tries again, and reports why not
@@ -50,6 +54,7 @@ def main(backend: BackendName, argv: Sequence[str]) -> int:
 def _obey(
     backend: BackendName, name: str | None, argv: Sequence[str], engine: EngineProcess
 ) -> int:
+    from worker.errors import WorkerError, not_utf8, system_failure
     from worker.observability import logs
 
     logs.configure()
@@ -79,6 +84,8 @@ def _prepared(
 
     Raises `WorkerError` if the command cannot be run.
     """
+    from worker.devices.cpu import instructions
+
     instructions.check()  # must precede NumPy, which would end the process with SIGILL
     from worker.flags import parse_flags
     from worker.installation import check_engine
@@ -120,6 +127,7 @@ def _memory_limit(settings: Settings) -> int:
 
 def _report(backend: BackendName, error: WorkerError) -> int:
     """Turn an error into a log line, a sentence and an exit code."""
+    from worker.errors import escaped
     from worker.observability import logs
 
     known = {"code": error.code, "message": error.message, "exit_code": error.exit_code}

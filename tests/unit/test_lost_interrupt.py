@@ -66,3 +66,20 @@ def test_a_lost_interrupt_ends_a_command_without_output(
         timeout=120,
     )
     assert (ran.returncode, ran.stdout, ran.stderr) == (130, "", "")
+
+
+FIRST_IMPORTS = """
+import signal, sys
+from worker import main
+def note(number, handler):
+    assert not {"socket", "subprocess", "msgspec"} & set(sys.modules), "it is still ignored"
+    sys.exit(0)
+signal.signal = note
+main.main("cpu", [])
+sys.exit("no signal is handled")
+"""
+
+
+def test_signals_are_handled_before_anything_is_imported_that_takes_long(tmp_path: Path) -> None:
+    """A container's first process ignores those that it does not handle."""
+    subprocess.run([sys.executable, "-c", FIRST_IMPORTS], env=environment(tmp_path), check=True)
