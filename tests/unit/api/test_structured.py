@@ -74,6 +74,22 @@ def strings() -> Any:
     )
 
 
+ATOMS = st.sampled_from(
+    r"a . \w \d \0 \1 \a \c \e \k \z \A \Z \b \/ \- \< \cA \x41 \x4 \u0041 \ud83d \u{41} \u{ \p{L} "
+    r"\pL \p{ \ü ü [^] [] []a] [^]a] [[a] [^[\]] [a-] [\w.-] [\0] [\b] [\cA] [[:alpha:]] [!&&a] "
+    r"{ } ] {,3} ^a b$ a|^b a$|b (?i) (?m) (?=a) (?<=a) (?#a) (?>a) (?m:^) (?P=n) (?<$>a)".split()
+)
+EXPRESSIONS = st.recursive(
+    ATOMS,
+    lambda inner: st.lists(inner, min_size=1, max_size=3).flatmap(
+        lambda parts: st.sampled_from(["{}", "{}$", "^{}", "({})", "(?:{})*", "(?i:{}){{2}}"]).map(
+            lambda form: form.format("".join(parts))
+        )
+    ),
+    max_leaves=6,
+)
+
+
 def compound(inner: Any) -> Any:
     objects = st.builds(
         lambda members, required, more: {
@@ -376,6 +392,13 @@ def test_branches_with_distinct_constants_are_enforced() -> None:
     assert enforced({"oneOf": [{"const": each} for each in branches]})[1] == ()
 
 
+@given(text=EXPRESSIONS)
+def test_an_expression_is_enforced_or_named(text: str) -> None:
+    grammar, not_enforced = enforced({"type": "string", "pattern": text})
+    assert answer(grammar, seed=1, max_bytes=5) != ""
+    assert not_enforced in ((), ("s.pattern",))
+
+
 @pytest.mark.parametrize(
     ("schema", "path"),
     [
@@ -385,6 +408,10 @@ def test_branches_with_distinct_constants_are_enforced() -> None:
         ({"type": "string", "pattern": "(?=a)b"}, "s.pattern"),
         ({"type": "string", "pattern": r"\bb"}, "s.pattern"),
         ({"type": "string", "pattern": r"(a)\1"}, "s.pattern"),
+        *(
+            ({"type": "string", "pattern": text}, "s.pattern")
+            for text in (r"\0", "[^]", "a{,3}", "a{b}", "a^b", "(a$)?", r"\cJ", r"[[\]]", r"(?>a)")
+        ),
         ({"type": "string", "format": "password"}, "s.format"),
         ({"type": "integer", "multipleOf": 999_983}, "s.multipleOf"),
         ({"type": "integer", "minimum": 2.0**60}, "s.minimum"),

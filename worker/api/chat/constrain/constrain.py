@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from worker.api.chat.constrain import sizes
 from worker.api.chat.constrain.gbnf import to_lark
-from worker.api.chat.constrain.keywords import MAX_PATTERN_CHARS
 from worker.api.chat.constrain.lark import pattern_of
+from worker.api.chat.constrain.patterns import MAX_CHARS as MAX_PATTERN_CHARS
 from worker.api.chat.constrain.schema import Schemas
 from worker.api.chat.request import (
     INPUT,

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
-
-from worker.api.chat.constrain import sizes
 
 TYPES = frozenset("object array string number integer boolean null".split())
 NOT_ENFORCED = frozenset(
@@ -36,11 +33,6 @@ MAX_LENGTH_OF_PATTERN = 10_000
 """The largest `minLength` beside a pattern. Together they may allow a single text, which the engine
 writes out at once: that takes 0.2 s."""
 _MAX_MULTIPLE = 1000
-MAX_PATTERN_CHARS = 4000
-_UNSUPPORTED_PATTERN = re.compile(r"\\[\\\[(]|(\(\?<?[=!]|\\[1-9kbBc])")
-"""Group 1 is unsupported syntax. Escaped characters are matched, too, so that they are skipped."""
-_ZODS_DURATION = r"^P(?:(\d+W)|(?!.*W)(?=\d|T\d)"
-_IMPLIED_BY_EMAIL = re.compile(r"^(\^)?(?:\(\?!\\\.\)|\(\?!\.\*\\\.\\\.\))+")
 
 
 def is_type(value: object) -> bool:
@@ -90,18 +82,3 @@ def is_small_multiple(value: float) -> bool:
     """Whether `multipleOf` has at most two decimals and compiles fast enough: the automaton has as
     many states as the value."""
     return 0 < value <= _MAX_MULTIPLE and math.isclose(value * 100, round(value * 100))
-
-
-def pattern(text: str, format: object) -> str | None:
-    """The regular expression to enforce; `None` if it cannot be matched in linear time, or is too
-    large."""
-    if format == "email":
-        # Zod's pattern begins with lookaheads for dots where no e-mail address may have them.
-        text = _IMPLIED_BY_EMAIL.sub(r"\1", text)
-    if format == "duration" and text.startswith(_ZODS_DURATION):
-        return "^P"  # the lookahead requires what every duration has
-    if len(text) > MAX_PATTERN_CHARS:
-        return None
-    if any(_UNSUPPORTED_PATTERN.findall(text)) or sizes.size(text) > sizes.MAX_SIZE:
-        return None
-    return text

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Sequence
 from functools import lru_cache
 
-from worker.api.chat.constrain.keywords import MAX_PATTERN_CHARS
+from worker.api.chat.constrain.patterns import MAX_CHARS as MAX_PATTERN_CHARS
 from worker.api.chat.constrain.sizes import SAYS_VERBOSE, Tokens, definitions_of
 from worker.api.chat.request import TextForm
 from worker.api.http.faults import refusal

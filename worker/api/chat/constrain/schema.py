@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
-from worker.api.chat.constrain import keywords, proofs, sizes
+from worker.api.chat.constrain import keywords, patterns, proofs, sizes
 from worker.api.http.faults import MAX_FAULTS, Fault, fault, invalid, is_number
 
 Schema = Mapping[str, Any]
@@ -160,7 +160,7 @@ class Schemas:
 
     def pattern(self, text: str, format: object) -> str | None:
         """The regular expression to enforce; `None` if it cannot be, or exceeds the total size."""
-        found = keywords.pattern(text, format)
+        found = patterns.pattern_of(text, format)
         if found is None or (size := sizes.size(found)) > self._size_left:
             return None
         self._size_left -= size
