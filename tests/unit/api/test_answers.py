@@ -30,11 +30,13 @@ from tests.unit.api.model_outputs import CASES, HELLO, ONE, TAG, TOOLS, TWO, Cas
 from tests.unit.api.round_trips import KINDS
 from tests.unit.api.round_trips import source as template
 from worker.api.chat.choice import Choice
+from worker.api.chat.constrain.constrain import constrain
 from worker.api.chat.delta import Arguments, Reasoning, Text
 from worker.api.chat.parse.calls import ToolUse
 from worker.api.chat.parse.conventions import conventions_of
 from worker.api.chat.parse.parser import AnswerParser
 from worker.api.chat.parse.tagged_calls import nested_value
+from worker.api.chat.request import JsonSchema
 from worker.api.dialects.openai.logprobs import completion_logprobs, prompt_offsets
 from worker.errors import QueueFull
 from worker.supervisor.job import Inbox, Job
@@ -723,11 +725,32 @@ def called(arguments: str) -> str:
     return f'<tool_call>\n{{"name": "look", "arguments": {arguments}}}\n</tool_call>'
 
 
-def test_other_members_of_a_call_under_a_schema_are_dropped() -> None:
+@pytest.mark.parametrize(
+    ("schema", "resembles"),
+    [
+        ({"properties": {"name": {}, "arguments": {}, "sure": {}}}, True),
+        ({"properties": {"name": {}}, "additionalProperties": True}, True),
+        ({"anyOf": [{"type": "object"}, {"type": "null"}]}, True),
+        ({"type": ["object", "null"]}, True),
+        (True, True),
+        ({"properties": {"name": {}, "arguments": {}}}, False),
+        ({"properties": {"name": {}, "sure": {}}}, False),
+        ({"type": "array"}, False),
+    ],
+)
+def test_an_answer_that_goes_on_after_what_resembles_a_call_is_text(
+    schema: Any, resembles: bool
+) -> None:
+    """Its later members were dropped."""
     use = ToolUse(False, True, {"look": None}, is_json=True)
-    output = '{"name": "look", "arguments": {"at": 1}, "sure": true}'
-    parser = AnswerParser(conventions_of(None), use, has_form=True)
-    assert message_of(deltas_of(parser, output)).named == [("look", {"at": 1})]
+    assert constrain(JsonSchema(schema, "s", calls=("look",))).resembles_calls is resembles
+    call = '{"name": "look", "arguments": {"at": [1, {"b": "c"}]}'
+    for rest, is_call in (("}", True), ("", True), (' , \n"sure": true}', not resembles)):
+        parser = AnswerParser(conventions_of(None), use, has_form=True, resembles_calls=resembles)
+        found = message_of(deltas_of(parser, call + rest))
+        assert found.named == [("look", {"at": [1, {"b": "c"}]})] * is_call
+        assert found.content == (call + rest) * (not is_call)
+        assert parser.is_in_call is (resembles and rest == "")
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,9 @@ def inference_of(asked: Generate, state: AppState, deadline: float | None) -> In
             has_form=form is not None,
         )
     if form is not None:
-        constraint, not_enforced = constrain(form, strict=state.settings.strict)
+        constraint, not_enforced, resembles = constrain(form, strict=state.settings.strict)
+        if resembles and parser_of is not None:
+            parser_of = partial(parser_of, resembles_calls=True)
         if use is not None and not use.is_json:
             # The form holds for the whole answer, so the model cannot write a call.
             not_enforced = (*not_enforced, "tools")

@@ -41,11 +41,15 @@ _JSON_LAYOUT = {"whitespace_pattern": r"[ \t]{1,8}|\r?\n[ \t]{0,64}"}
 """White space in JSON: a few blanks on a line, or one line end and an indentation. A model that may
 write any number of blanks may never stop writing them."""
 
+_CALL = ("name", "arguments")
+
 
 class Constrained(NamedTuple):
     constraint: Constraint
     not_enforced: tuple[str, ...]
     """Paths of the schema's keywords that the answer may violate."""
+    resembles_calls: bool = False
+    """Whether an answer under the schema may begin like a call and go on with other members."""
 
 
 def constrain(asked: Format | ForcedCalls, *, strict: bool = False) -> Constrained:
@@ -56,9 +60,11 @@ def constrain(asked: Format | ForcedCalls, *, strict: bool = False) -> Constrain
             `strict` or `asked.strict` is true.
     """
     path, schemas = "tools" if isinstance(asked, ForcedCalls) else asked.path, Schemas()
+    resembles_calls = False
     match asked:
         case JsonSchema(schema, calls=names):
             root = schemas.compiled(schema, path)
+            resembles_calls = _resembles_a_call(root)
             if names and root is not False:
                 root = {"anyOf": [root, _call({"enum": names}, {"type": "object"})]}
             grammar = _of_json(schemas, root, path)
@@ -77,7 +83,17 @@ def constrain(asked: Format | ForcedCalls, *, strict: bool = False) -> Constrain
             fault(path, "unsupported", f"{path} cannot be enforced; {remedy}")
             for path in schemas.not_enforced
         )
-    return Constrained(Constraint(grammar, path), tuple(schemas.not_enforced))
+    not_enforced = tuple(schemas.not_enforced)
+    return Constrained(Constraint(grammar, path), not_enforced, resembles_calls)
+
+
+def _resembles_a_call(root: Any) -> bool:
+    """Whether a compiled schema may allow `{"name": …, "arguments": {…}, …}`."""
+    if not isinstance(root, dict) or "object" not in root.get("type", "object"):
+        return root is True
+    names = root.get("properties", {}).keys()
+    is_open = root.get("additionalProperties") is not False or "patternProperties" in root
+    return is_open or ("arguments" in names and len(names) > len(_CALL))
 
 
 def _forced_calls(schemas: Schemas, tools: tuple[Tool, ...], several: bool) -> dict[str, Any]:
@@ -100,7 +116,7 @@ def _forced_calls(schemas: Schemas, tools: tuple[Tool, ...], several: bool) -> d
 
 
 def _call(name: dict[str, Any], arguments: Any) -> dict[str, Any]:
-    call = {"name": name, "arguments": arguments}
+    call = dict(zip(_CALL, (name, arguments), strict=True))
     shape = {"properties": call, "required": list(call), "additionalProperties": False}
     return {"type": "object", **shape}
 

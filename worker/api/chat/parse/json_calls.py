@@ -91,9 +91,10 @@ def read_named(source: Source, deltas: Deltas, use: ToolUse, *, is_bare: bool) -
     return name is not None and _whole_call(deltas, name, early)
 
 
-def read_exact(source: Source, deltas: Deltas, use: ToolUse) -> Steps[bool]:
+def read_exact(source: Source, deltas: Deltas, use: ToolUse, *, may_go_on: bool) -> Steps[bool]:
     """Read the members of `{"name": …, "arguments": {…}}`, as a grammar has them. A text that
-    cannot become a function's name ends the reading, so that the answer is not withheld."""
+    cannot become a function's name ends the reading, so that the answer is not withheld.
+    `may_go_on`: an object with further members is the answer itself, so the end decides."""
     yield from source.run_of(JSON_BLANK)
     if (yield from read_key(source)) != "name":
         return False
@@ -106,9 +107,21 @@ def read_exact(source: Source, deltas: Deltas, use: ToolUse) -> Steps[bool]:
     source.take(written)
     if (yield from takes_end(source)) or (yield from read_key(source)) != "arguments":
         return False
-    return (yield from source.peek()) == "{" and (
-        yield from _read_rest(source, deltas, names[written])
-    )
+    if (yield from source.peek()) != "{":
+        return False
+    if not may_go_on:
+        return (yield from _read_rest(source, deltas, names[written]))
+    parts: list[str] = []
+    yield from value(source, parts.append)
+    yield from source.run_of(JSON_BLANK)
+    is_cut = not (yield from source.peek())
+    if not is_cut and not (yield from takes_end(source)):
+        return False
+    deltas.call(names[written])
+    deltas.arguments("".join(parts))
+    if not is_cut:
+        deltas.end_call()
+    return True
 
 
 def _read_rest(source: Source, deltas: Deltas, name: str) -> Steps[bool]:

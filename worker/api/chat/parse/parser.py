@@ -81,15 +81,17 @@ class AnswerParser:
         splits_reasoning: bool = True,
         goes_on: bool = False,
         has_form: bool = False,
+        resembles_calls: bool = False,
     ) -> None:
         """`prompt_end` is the end of the rendered prompt. Without `use`, calls stay text.
         `goes_on`: the prompt ends within reasoning, which the answer continues. `has_form`: the
-        answer's text has an enforced form, whose texts may contain the spelling of marks."""
+        answer's text has an enforced form, whose texts may contain the spelling of marks.
+        `resembles_calls`: that form allows what only begins like a call in JSON."""
         self._calls = conventions.calls
         if use is not None and use.is_json:
             self._calls = GENERIC if use.forced else BESIDE_JSON
         self._thinking = conventions.thinking
-        self._use = use or NO_TOOLS
+        self._use, self._resembles_calls = use or NO_TOOLS, resembles_calls
         has_tools = use is not None
         self._marks = _answer_marks(
             conventions, self._calls, has_tools=has_tools, splits_reasoning=splits_reasoning
@@ -248,7 +250,8 @@ class AnswerParser:
             case "object":
                 return (yield from read_named(source, deltas, use, is_bare=is_bare))
             case "exact":
-                return (yield from read_exact(source, deltas, use))
+                may_go_on = self._resembles_calls
+                return (yield from read_exact(source, deltas, use, may_go_on=may_go_on))
             case "keyed":
                 return (yield from read_keyed(source, deltas, use))
         name = use.offered(fields.get("name") or fields["id"])
