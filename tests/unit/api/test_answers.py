@@ -333,6 +333,19 @@ def test_a_tagged_value_is_what_its_schema_allows(schema: object, text: str, val
     output = f"<tool_call>\n{call}\n</tool_call>"
     (found,) = parse(output, template("Qwen3-Coder"), one_parameter(schema)).named
     assert found == ("f", {"v": value}) and type(found[1]["v"]) is type(value)
+    (cut,) = parse(
+        output.partition("\n</p")[0], template("Qwen3-Coder"), one_parameter(schema)
+    ).calls
+    ends = {cut["arguments"] + "}", cut["arguments"] + '"}'}
+    assert '{"v": ' + json.dumps(value, ensure_ascii=False) + "}" in ends, "it is not lost"
+
+
+def test_lists_in_tags_without_an_end_are_not_lost() -> None:
+    call = ']<]minimax[>[<invoke name="f">]<]minimax[>[<v>]<]minimax[>[<item>1]<]minimax[>[</item>'
+    (found,) = parse(
+        "]<]minimax[>[<tool_call>" + call, template("MiniMax-M3"), one_parameter(None)
+    ).calls
+    assert found["arguments"] == '{"v": [1]'
 
 
 ITEMS = "§<item>1§</item>§<item>2§</item>"

@@ -117,10 +117,13 @@ class TaggedCall:
         while mark := (yield from source.until(ends, give, grow)):
             source.take(mark)
             if (yield from self._goes_on()):
-                deltas.arguments('"' if is_text else _json_of("".join(parts), schema))
-                return True
+                break
             give(mark)
-        return False
+        if is_text:
+            deltas.arguments('"' if mark else "")
+        elif mark or parts:  # also a value without an end: it is what arrived
+            deltas.arguments(_json_of("".join(parts), schema))
+        return bool(mark)
 
     def _goes_on(self) -> Steps[bool]:
         """Whether the text here, after white space, can follow a value: one of `follow`, the header
@@ -146,13 +149,14 @@ class TaggedCall:
         while depth:
             mark = yield from source.until(marks, parts.append)
             if not mark:
-                return False
+                break
             source.take(mark)
             depth += 1 if mark == begin else -1
             parts.append(mark if depth else "")
-        value = nested_value("".join(parts), self.tags.nested, schema)
-        self.deltas.arguments(to_json(value))
-        return True
+        if parts or not depth:
+            value = nested_value("".join(parts), self.tags.nested, schema)
+            self.deltas.arguments(to_json(value))
+        return not depth
 
 
 def kinds_of(schema: object) -> set[str] | None:
