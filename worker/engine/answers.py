@@ -161,11 +161,15 @@ def _emit(sequence: Sequence, text: str, events: list[Event]) -> None:
     """Emit a text with the tokens that begin before its end."""
     if not text:
         return
-    sequence.n_sent += len(text)
+    n_before, sequence.n_sent = sequence.n_sent, sequence.n_sent + len(text)
     ids, logprobs = sequence.pending_ids, sequence.pending_logprobs
     n = bisect_left(sequence.begins, sequence.n_sent)
     learned = sequence.sampler.chain.last.state if sequence.request.sampling.learns else ()
-    events.append(Token(sequence.request_id, text, tuple(ids[:n]), tuple(logprobs[:n]), learned))
+    begins = tuple(begin - n_before for begin in sequence.begins[:n])
+    if not any(begins):
+        begins = ()
+    scores = tuple(logprobs[:n])
+    events.append(Token(sequence.request_id, text, tuple(ids[:n]), scores, learned, begins))
     del ids[:n], logprobs[:n], sequence.begins[:n]
 
 

@@ -15,6 +15,7 @@ import time
 from codecs import getincrementaldecoder
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, cast
 
 import httpx
@@ -23,6 +24,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support import clock
+from tests.support.byte_runner import ByteRunner, make_sequence
 from tests.support.scripted_api import ScriptedFactory, ScriptedWorker, story
 from tests.support.worker import until
 from tests.unit.api.answers import Message, deltas_of, message_of, parse, use_of
@@ -38,6 +40,7 @@ from worker.api.chat.parse.parser import AnswerParser
 from worker.api.chat.parse.tagged_calls import nested_value
 from worker.api.chat.request import JsonSchema
 from worker.api.dialects.openai.logprobs import completion_logprobs, prompt_offsets
+from worker.engine.answers import Answers
 from worker.errors import QueueFull
 from worker.supervisor.job import Inbox, Job
 from worker.wire.messages import (
@@ -732,6 +735,31 @@ def test_a_stream_whose_client_left_leaves_no_reference_cycle(
         with client.stream("POST", "/v1/chat/completions", json=body) as response:
             next(response.iter_raw())
         until(lambda: bool(worker.supervisor.cancelled), lambda: "the job goes on")
+
+
+@given(
+    stops=st.lists(st.text("think</>\nOé", min_size=1, max_size=12).map(lambda text: text + "!")),
+    end=st.sampled_from(["</think>", "\n</think>\n\n"]),
+)
+def test_tokens_of_reasoning_are_counted_whatever_a_stop_holds_back(
+    stops: list[str], end: str
+) -> None:
+    own = conventions_of(template("Qwen-Qwen3-0.6B"))
+    n_reasoning = []
+    for stop in ((), (*stops, "think>\n\nOno", "nk>\nO!", "hink>O!")):
+        sequence = make_sequence(0, b"", stop=tuple(stop), max_tokens=100)
+        sequence.n_most, sequence.started_at, sequence.first_token_at = 100, 0.0, 0.0
+        answers, events = Answers(ByteRunner(1, 100, 100, 10)), list[Any]()
+        for token in f"<think>\nThé{end}One think>\n.".encode():
+            assert answers.take(sequence, 0, token, events) is None
+        answers.finish(sequence, "EOS", None, 1.0, events)
+        choice = Choice(0, cast("Job", None), partial(AnswerParser, own, None))
+        for event in (Started(0, 0), *events):
+            for delta in choice.read(event):
+                choice.add(delta)
+        assert (choice.reasoning, choice.text) == ("Thé", "One think>\n.")
+        n_reasoning.append(choice.reasoning_tokens)
+    assert n_reasoning[0] == n_reasoning[1]
 
 
 def called(arguments: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Literal
 
 import pydantic_core
@@ -90,6 +91,8 @@ class Choice:
     """Tokens of the reasoning, its end mark included."""
     _n_read: int = 0
     """Tokens of the answer so far."""
+    _ahead: list[int] = field(default_factory=list)
+    """Where tokens that came before their text begin in the text to come."""
     _undecided: list[TokenLogprob] = field(default_factory=list)
     """Log-probabilities of tokens whose text is withheld, as it may begin a mark."""
     _parser: AnswerParser | None = None
@@ -105,11 +108,15 @@ class Choice:
                 self._n_read += len(ids)
                 if self._parser is None:
                     return [Text(text, logprobs, ids)]
-                was_reasoning = self._parser.is_reasoning
-                deltas = self._parser.feed(text)
-                is_reasoning = was_reasoning or self._parser.is_reasoning
-                if is_reasoning or any(isinstance(delta, Reasoning) for delta in deltas):
-                    self.reasoning_tokens += len(ids)
+                if not (event.begins or self._ahead):
+                    deltas = self._parsed(self._parser, text, len(ids))
+                else:  # token by token, as reasoning may end with one of them
+                    begins = [*self._ahead, *(event.begins or (0,) * len(ids))]
+                    self._ahead = [at - len(text) for at in begins if at >= len(text)]
+                    begins = [*begins[: len(begins) - len(self._ahead)], len(text)]
+                    deltas = self._parsed(self._parser, text[: begins[0]], 0)
+                    for begin, end in pairwise(begins):
+                        deltas += self._parsed(self._parser, text[begin:end], 1)
                 return _scored(deltas, logprobs) if logprobs else deltas
             case Finished(_, reason, logprobs=logprobs):
                 parser = self._parser
@@ -123,6 +130,15 @@ class Choice:
                 return [event]
         assert isinstance(event, Failed), "a generation has no other events"
         raise event.error
+
+    def _parsed(self, parser: AnswerParser, text: str, n_tokens: int) -> list[Delta]:
+        """The deltas of a text; counts its tokens if any of it is reasoning."""
+        was_reasoning = parser.is_reasoning
+        deltas = parser.feed(text)
+        is_reasoning = was_reasoning or parser.is_reasoning
+        if is_reasoning or any(isinstance(delta, Reasoning) for delta in deltas):
+            self.reasoning_tokens += n_tokens
+        return deltas
 
     def add(self, delta: Delta) -> None:
         match delta:
