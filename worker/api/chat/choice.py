@@ -108,15 +108,16 @@ class Choice:
                 self._n_read += len(ids)
                 if self._parser is None:
                     return [Text(text, logprobs, ids)]
-                if not (event.begins or self._ahead):
-                    deltas = self._parsed(self._parser, text, len(ids))
-                else:  # token by token, as reasoning may end with one of them
-                    begins = [*self._ahead, *(event.begins or (0,) * len(ids))]
-                    self._ahead = [at - len(text) for at in begins if at >= len(text)]
-                    begins = [*begins[: len(begins) - len(self._ahead)], len(text)]
-                    deltas = self._parsed(self._parser, text[: begins[0]], 0)
-                    for begin, end in pairwise(begins):
-                        deltas += self._parsed(self._parser, text[begin:end], 1)
+                parts, deltas = [(text, len(ids))], list[Delta]()
+                if event.begins or self._ahead:
+                    parts = self._by_token(text, event.begins or (0,) * len(ids))
+                for part, n_tokens in parts:
+                    was_reasoning = self._parser.is_reasoning
+                    new = self._parser.feed(part)
+                    is_reasoning = was_reasoning or self._parser.is_reasoning
+                    if is_reasoning or any(isinstance(delta, Reasoning) for delta in new):
+                        self.reasoning_tokens += n_tokens
+                    deltas += new
                 return _scored(deltas, logprobs) if logprobs else deltas
             case Finished(_, reason, logprobs=logprobs):
                 parser = self._parser
@@ -131,14 +132,13 @@ class Choice:
         assert isinstance(event, Failed), "a generation has no other events"
         raise event.error
 
-    def _parsed(self, parser: AnswerParser, text: str, n_tokens: int) -> list[Delta]:
-        """The deltas of a text; counts its tokens if any of it is reasoning."""
-        was_reasoning = parser.is_reasoning
-        deltas = parser.feed(text)
-        is_reasoning = was_reasoning or parser.is_reasoning
-        if is_reasoning or any(isinstance(delta, Reasoning) for delta in deltas):
-            self.reasoning_tokens += n_tokens
-        return deltas
+    def _by_token(self, text: str, begins: Sequence[int]) -> list[tuple[str, int]]:
+        """The parts of a text that comes with several tokens, each with its number of tokens:
+        reasoning may end with any of them."""
+        begins = [*self._ahead, *begins]
+        self._ahead = [at - len(text) for at in begins if at >= len(text)]
+        begins = [*begins[: len(begins) - len(self._ahead)], len(text)]
+        return [(text[: begins[0]], 0), *((text[i:k], 1) for i, k in pairwise(begins))]
 
     def add(self, delta: Delta) -> None:
         match delta:
