@@ -762,6 +762,23 @@ def test_tokens_of_reasoning_are_counted_whatever_a_stop_holds_back(
     assert n_reasoning[0] == n_reasoning[1]
 
 
+@pytest.mark.parametrize(
+    "name", ["Qwen-Qwen3-0.6B", "Mistral-Small-3.2-24B-Instruct-2506", "Kimi-K3"]
+)
+def test_a_limit_within_the_end_mark_leaves_no_piece_of_it(name: str) -> None:
+    """Such as a limit within the text that closes reasoning whose budget is spent."""
+    own = conventions_of(template(name))
+    closing = own.reasoning.closing
+    for n_chars in range(len(closing) + 1):
+        for is_cut in (True, False):
+            parser = AnswerParser(own, None)
+            deltas = parser.feed(own.thinking.begin + "Hm" + closing[:n_chars])
+            found = message_of([*deltas, *parser.finish(is_cut=is_cut)])
+            left = closing[: n_chars % len(closing)]
+            assert found.reasoning == "Hm" + (left.rstrip(own.thinking.end) if is_cut else left)
+            assert not found.content
+
+
 def called(arguments: str) -> str:
     return f'<tool_call>\n{{"name": "look", "arguments": {arguments}}}\n</tool_call>'
 

@@ -129,8 +129,12 @@ class AnswerParser:
         return self._read(text)
 
     def finish(self, *, is_cut: bool = False) -> list[Delta]:
-        """The deltas that were withheld. `is_cut`: a limit or a stop ended the text."""
-        self._source.is_cut = is_cut
+        """The deltas that were withheld. `is_cut`: a limit or a stop ended the text, perhaps within
+        the end mark of reasoning."""
+        source, end = self._source, marks_of(self._thinking.end)
+        source.is_cut = is_cut
+        if is_cut and self.is_reasoning:
+            source.text = source.text[: end.begun(source.text, source.at)]
         return self._read("", final=True)
 
     def _read(self, text: str, *, final: bool = False) -> list[Delta]:
