@@ -104,6 +104,7 @@ class Sequence:
             self.tokens.append(token)
             text = self.characters.decode(piece(token, self.request.shown_tokens))
             self.n_sent += len(self.match_stops(text)[0])
+        self.lines.resume()
         self.begins.clear()
 
     def match_stops(self, text: str) -> tuple[str, str | None]:

@@ -305,7 +305,11 @@ class Job:
         # A prompt with media has no ids and is read again: not all of it is tokens.
         prompt = tuple(array("i", self._prompt_ids)) if self._prompt_ids else work.prompt
         learned = () if is_replayed else self._learned
-        return replace(work, prompt=prompt, produced=produced, learned=learned)
+        lines = work.lines
+        if produced and lines.after_ms and self._first_token_at is not None:
+            spent_s = time.monotonic() - self._first_token_at
+            lines = replace(lines, spent_ms=round(1000 * spent_s))
+        return replace(work, prompt=prompt, produced=produced, learned=learned, lines=lines)
 
     def gather(self, part: PromptScored) -> PromptScored | None:
         """Collect a part; returns all log-probabilities of the prompt once the last has come."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.support.supervised import (
     all_of,
@@ -40,7 +41,7 @@ from worker.supervisor.recovery import Quarantine, after_a_crash
 from worker.supervisor.supervisor import Supervisor
 from worker.wire.messages import Accepted, Failed, Finished, PromptProgress, Started, Token
 from worker.wire.sampling import Sampling
-from worker.wire.work import ChatPrompt, InferenceRequest, Tokenize
+from worker.wire.work import ChatPrompt, InferenceRequest, LineLimits, Tokenize
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("script")]
 
@@ -229,6 +230,21 @@ def test_what_a_sampler_has_learned_goes_to_the_next_engine_with_the_tokens() ->
     work = job.submission()
     assert isinstance(work, InferenceRequest)
     assert (work.produced, work.learned) == ((5, 6), (1.5,))
+
+
+def test_the_time_of_an_answer_goes_to_the_next_engine() -> None:
+    """A limit by time began again in each engine."""
+    work = replace(request("say x"), lines=LineLimits(after_ms=50))
+    job = Job(1, work, Metrics("w"), lambda job, error: None)
+    job.accept(Accepted(1, 9))
+    again = job.submission()
+    assert isinstance(again, InferenceRequest) and again.lines == work.lines
+    job.feed([Started(1, 0), Token(1, "a", (5,))])
+    time.sleep(0.1)
+    after_a_crash([job], frozenset({1}), 5, Quarantine(60.0))
+    again = job.submission()
+    assert isinstance(again, InferenceRequest)
+    assert again.lines.after_ms == 50 and again.lines.spent_ms >= 100
 
 
 def test_a_start_that_arrives_late_was_no_wait_in_the_queue() -> None:

@@ -34,3 +34,9 @@ def test_after_a_time_the_next_end_of_a_line_ends_the_answer(pieces: list[str], 
     late = [n for n, piece in enumerate(pieces) if 0 < after < n and "\n" in piece]
     assert sent == "".join(pieces[: late[0] + 1] if late else pieces)
     assert guard.is_over is bool(late)
+    if 0 < after < len(pieces) and not late:  # another engine goes on
+        limits = LineLimits(after_ms=1000 * after, spent_ms=1000 * now)
+        guard = LineGuard(limits, lambda: 100)
+        guard.feed(sent)
+        guard.resume()
+        assert (guard.feed("b\n"), guard.is_over) == ("b\n", now > after)

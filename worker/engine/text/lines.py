@@ -32,6 +32,11 @@ class LineGuard:
             self.is_over = True
         return self._indented(text) if self._limits.n_indent > 0 else text
 
+    def resume(self) -> None:
+        """Count the time before this engine, once the text of earlier ones was fed."""
+        if self._began is not None:
+            self._began -= self._limits.spent_ms / 1000
+
     def _indented(self, text: str) -> str:
         for index, character in enumerate(text):
             if self._n_blanks is not None and character in " \t":
