@@ -13,7 +13,7 @@ from tests.support import clock
 from tests.support.chats import assistant, result, user
 from tests.unit.api.round_trips import NAMES, compiled
 from worker.api.chat.prompt import chat_prompt
-from worker.api.chat.reasoning import EFFORT_TOKENS, reasoning_of
+from worker.api.chat.reasoning import EFFORT_TOKENS, reasoning_of, template_variables
 from worker.api.chat.request import OneTool
 from worker.api.dialects.anthropic.schema import MessagesBody, PromptBody, chat_of
 from worker.api.dialects.openai.schema import ChatBody
@@ -160,6 +160,27 @@ def test_an_effort_is_a_budget_for_templates_that_ignore_efforts(
     state = cast(AppState, SimpleNamespace(served=served, settings=settings))
     chat = chat_of_openai(ChatBody.model_validate({"messages": [user("Hi")], **fields}))
     assert reasoning_of(chat, state)[2] == budget
+
+
+@pytest.mark.parametrize(
+    ("name", "effort"),
+    [
+        ("openai-gpt-oss-120b", "low"),
+        ("upstage-Solar-Open-100B", "minimal"),
+        ("tencent-Hy3", "no_think"),
+        ("Cohere2MoE", "none"),
+        ("Qwen-Qwen3-0.6B", None),
+    ],
+)
+def test_without_reasoning_a_template_gets_its_least_effort(name: str, effort: str | None) -> None:
+    """It got none, and so used its default, such as `medium`, for reasoning that was cut off."""
+    served = SimpleNamespace(has_chat_template=True, chat_template=template(name))
+    state = cast(AppState, SimpleNamespace(served=served, settings=Settings()))
+    body = {"messages": [user("Hi")], "enable_thinking": False}
+    chat = chat_of_openai(ChatBody.model_validate(body))
+    variables = template_variables(chat, reasoning_of(chat, state), state)
+    assert variables.get("reasoning_effort") == effort
+    assert variables["enable_thinking"] is False
 
 
 @pytest.mark.parametrize("role", ["system", "developer", "tool", "function"])

@@ -19,6 +19,8 @@ from worker.settings import SWITCHES
 EFFORT_TOKENS = {"none": 0, "minimal": 256, "low": 512, "medium": 2048, "high": 8192}
 """The budget of an effort, for templates without `reasoning_effort`; other efforts have no limit.
 The numbers are those of llama-server's page."""
+_LEAST = ("none", "no_think", "minimal", "low")
+"""Words for the least effort, as templates name them; gpt-oss's names none, but it knows `low`."""
 UNLIMITED = -1
 
 ReasoningChoice = tuple[bool | None, str | None, int | None]
@@ -86,7 +88,10 @@ def template_variables(chat: Chat, choice: ReasoningChoice, state: AppState) -> 
     for name, kind in (("reasoning_effort", str), ("thinking_budget", int)):
         if type(found.get(name)) is kind:  # `choice` includes it, or overrides it
             del found[name]
-    if effort is not None and (effort != "none" or re.search(r"""(["'])none\1""", template)):
+    if effort == "none":
+        quoted = (word for word in _LEAST if re.search(rf"""(["']){word}\1""", template))
+        effort = next(quoted, "low" if "reasoning_effort" in template else None)
+    if effort is not None:
         found["reasoning_effort"] = effort
     if budget is not None and "thinking_budget" in template:
         found["thinking_budget"] = budget
