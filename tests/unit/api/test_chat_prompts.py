@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from tests.support import clock
 from tests.support.chats import assistant, result, user
-from tests.unit.api.round_trips import NAMES, compiled
+from tests.unit.api.round_trips import NAMES, compiled, source
 from worker.api.chat.prompt import chat_prompt
 from worker.api.chat.reasoning import EFFORT_TOKENS, reasoning_of, template_variables
 from worker.api.chat.request import OneTool
@@ -174,7 +174,7 @@ def test_an_effort_is_a_budget_for_templates_that_ignore_efforts(
 )
 def test_without_reasoning_a_template_gets_its_least_effort(name: str, effort: str | None) -> None:
     """It got none, and so used its default, such as `medium`, for reasoning that was cut off."""
-    served = SimpleNamespace(has_chat_template=True, chat_template=template(name))
+    served = SimpleNamespace(has_chat_template=True, chat_template=source(name))
     state = cast(AppState, SimpleNamespace(served=served, settings=Settings()))
     body = {"messages": [user("Hi")], "enable_thinking": False}
     chat = chat_of_openai(ChatBody.model_validate(body))
