@@ -366,7 +366,16 @@ CALLS = st.builds(
     st.sampled_from(["get_time", "now__get_time"]),
     ARGUMENTS,
 )
-PARTS = st.one_of(WORDS, CALLS, WORDS.map("<think>{}</think>".format), st.just("<tool_call>"))
+MISTAKES = st.lists(
+    st.sampled_from(['"a": "b\\\\"', *'{}[],:,:"1', '"a"', "true"]), max_size=8
+).map(
+    lambda parts: (
+        f'<tool_call>{{"name": "get_time", "arguments": {{{" ".join(parts)}}}}}</tool_call>'
+    )
+)
+PARTS = st.one_of(
+    WORDS, CALLS, MISTAKES, WORDS.map("<think>{}</think>".format), st.just("<tool_call>")
+)
 OUTPUTS = st.lists(PARTS, max_size=5).map("".join)
 ENDS = st.sampled_from(get_args(StopReason))
 
@@ -520,9 +529,21 @@ def test_a_call_without_its_end_is_complete_if_the_model_ended_the_answer(
     assert choice.is_cut == (reason != "EOS")
 
 
-@pytest.mark.parametrize("written", ['{"city": "a" "b"}', '{"city": "a"]', '{"city" "a"}'])
+@pytest.mark.parametrize(
+    ("written", "before"),
+    [
+        ('{"city": "a" "b"}', {"city": "a"}),
+        ('{"city": "a"]', {"city": "a"}),
+        ('{"city" "a"}', {}),
+        ('{"a": [1, {"b": "\\"[c", "d" 5}], "e": 1}', {"a": [1, {"b": '"[c'}]}),
+        ('{"a": {"b": [[2], [3 4]]}}', {"a": {"b": [[2], [3]]}}),
+        ('{"a": 1, , "b": 2}', {"a": 1}),
+        ('{"a": }', {}),
+        ('{"a": [1}, "e": 2}', {"a": [1]}),
+    ],
+)
 def test_arguments_that_are_not_json_arrive_inside_an_object(
-    written: str,
+    written: str, before: dict[str, Any]
 ) -> None:
     """It used to be lost, from its mistake on or completely."""
     called = f'<tool_call>{{"name": "get_time", "arguments": {written}}}</tool_call>'
@@ -530,9 +551,10 @@ def test_arguments_that_are_not_json_arrive_inside_an_object(
     ollama, anthropic = answer_of(CLIENTS["ollama's chat"]), answer_of(CLIENTS["messages"])
     told = [join_ollama(b"".join(streamed(ollama, [(0, events)]))), whole_ollama(ollama.whole())]
     found = [call["function"]["arguments"] for (_, _, calls, _), *_ in told for call in calls]
-    streamed(anthropic, [(0, events)])
+    message = join_message(b"".join(streamed(anthropic, [(0, events)])))
+    found += [block["input"] for block in message["content"]]
     found += [block["input"] for block in anthropic.whole()["content"]]
-    assert found == [{"input": written}] * 3
+    assert found == [{**before, "input": written}] * 4
 
 
 @pytest.mark.parametrize("name", CLIENTS)

@@ -16,6 +16,7 @@ import pydantic_core
 
 from worker.api.chat.delta import Arguments, Call, Delta, Reasoning, Text
 from worker.api.chat.parse.parser import AnswerParser
+from worker.api.chat.parse.readable import Readable
 from worker.api.chat.request import INPUT
 from worker.supervisor.job import Job, StreamEvent
 from worker.wire.messages import (
@@ -57,14 +58,17 @@ class Block:
     @property
     def arguments(self) -> dict[str, Any]:
         """A call's arguments as an object. If they were cut off, it has what arrived, a last string
-        in part. A custom tool's text, or arguments that are not JSON, are the member `INPUT`."""
+        in part. A custom tool's text is the member `INPUT`; so are arguments that are not JSON,
+        beside the members before the mistake."""
         if self.kind != "custom":
-            read, text = pydantic_core.from_json, self.text or "{}"
-            try:
-                return dict(read(text))
-            except ValueError as error:
-                if "EOF" in str(error):
-                    return dict(read(text, allow_partial="trailing-strings"))
+            read, text, readable = pydantic_core.from_json, self.text or "{}", Readable()
+            for _ in range(2):
+                try:
+                    return dict(read(text))
+                except ValueError as error:
+                    if "EOF" in str(error):
+                        return dict(read(text, allow_partial="trailing-strings"))
+                    text = readable.take(text) + readable.finish()
         return {INPUT: self.text}
 
 

@@ -9,6 +9,7 @@ from typing_extensions import TypedDict
 
 from worker.api.chat.answer import BlockAnswer, BlockStep, Event
 from worker.api.chat.choice import Block
+from worker.api.chat.parse.readable import Readable
 from worker.api.dialects.anthropic.schema import MessagesBody
 from worker.api.http.encoding import sse
 from worker.api.http.operation import ErrorForm, StreamForm
@@ -91,14 +92,14 @@ class MessageAnswer(BlockAnswer[MessagesBody]):
 
     def step_events(self, what: BlockStep, index: int, block: Block, text: str) -> list[Event]:
         event: Event = {"type": f"content_block_{what}", "index": index}
-        match what:
-            case "start":
-                return [event | {"content_block": _content(replace(block, parts=[]))}]
-            case "delta":
-                kind, name = _DELTAS[block.kind]
-                return [event | {"delta": {"type": kind, name: text}}]
-            case "stop":
-                return [event]
+        if what == "start":
+            self._readable = Readable()
+            return [event | {"content_block": _content(replace(block, parts=[]))}]
+        if block.kind == "call":
+            text = self._readable.take(text) if what == "delta" else self._readable.finish()
+        kind, name = _DELTAS[block.kind]
+        delta = {"type": "content_block_delta", "index": index, "delta": {"type": kind, name: text}}
+        return [*([delta] if text else []), *([event] if what == "stop" else [])]
 
     def last_events(self) -> list[Event]:
         ended = self._message([])
