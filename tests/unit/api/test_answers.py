@@ -38,7 +38,7 @@ from worker.api.chat.parse.calls import ToolUse
 from worker.api.chat.parse.conventions import conventions_of
 from worker.api.chat.parse.parser import AnswerParser
 from worker.api.chat.parse.tagged_calls import nested_value
-from worker.api.chat.request import JsonSchema
+from worker.api.chat.request import JsonSchema, Tool
 from worker.api.dialects.openai.logprobs import completion_logprobs, prompt_offsets
 from worker.engine.answers import Answers
 from worker.errors import QueueFull
@@ -801,7 +801,9 @@ def test_an_answer_that_goes_on_after_what_resembles_a_call_is_text(
 ) -> None:
     """Its later members were dropped."""
     use = ToolUse(False, True, {"look": None}, is_json=True)
-    assert constrain(JsonSchema(schema, "s", calls=("look",))).resembles_calls is resembles
+    assert (
+        constrain(JsonSchema(schema, "s", calls=(Tool("look", "t"),))).resembles_calls is resembles
+    )
     call = '{"name": "look", "arguments": {"at": [1, {"b": "c"}]}'
     for rest, is_call in (("}", True), ("", True), (' , \n"sure": true}', not resembles)):
         parser = AnswerParser(conventions_of(None), use, has_form=True, resembles_calls=resembles)

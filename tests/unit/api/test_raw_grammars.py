@@ -28,6 +28,7 @@ from worker.api.chat.request import (
     Grammar,
     JsonSchema,
     TextForm,
+    Tool,
 )
 from worker.api.http.faults import Fault
 from worker.errors import InvalidRequest
@@ -197,6 +198,21 @@ def forced(definition: str, syntax: Any = "lark") -> ForcedCalls:
     """Return the forced call of a custom tool whose text has a format."""
     form = TextForm(syntax, definition, "tools[0].format")
     return ForcedCalls((custom_tool("edit", None, "tools[0]", form),))
+
+
+def test_a_call_of_a_custom_tool_beside_a_schema_follows_its_form() -> None:
+    edit, free = *forced("[a-c]+", "regex").tools, Tool("free", "t")
+    for tools in ((edit, free), (edit,)):
+        asked = JsonSchema({"type": "null"}, "s", strict=True, calls=tools)
+        call = '{"name": "%s", "arguments": %s}'
+        assert follows(asked, call % ("edit", '{"input": "abc"}')) and follows(asked, "null")
+        assert not follows(asked, call % ("edit", '{"input": "abd"}'))
+        assert follows(asked, call % ("free", '{"any": 1}')) is (free in tools)
+    open_form = forced("(?=a)", "regex").tools
+    asked = JsonSchema({"type": "null"}, "s", strict=True, calls=open_form)
+    assert constrain(asked).not_enforced == ("tools[0].format",), "strict is about the schema"
+    with pytest.raises(InvalidRequest):
+        constrain(asked, strict=True)
 
 
 PATCH = """

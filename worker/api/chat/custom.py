@@ -1,8 +1,9 @@
 """Custom tools, which take one text, of a given form or any. Pure functions, any thread.
 
 Chat templates only know functions. So the model sees a function with one parameter, `INPUT`, and
-the client gets that argument as the tool's text. A forced call is held to the form; for any other
-call the function's description only states it.
+the client gets that argument as the tool's text. A call in JSON that a grammar covers, which is a
+forced one or one beside a schema, is held to the form; for any other call the function's
+description only states it.
 """
 
 from __future__ import annotations

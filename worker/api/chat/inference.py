@@ -71,7 +71,7 @@ def inference_of(asked: Generate, state: AppState, deadline: float | None) -> In
             several = chat.tool_choice == "required" and chat.parallel_tool_calls is True
             form, others = ForcedCalls(tools, several), asked.formats
         elif use is not None and isinstance(form, JsonSchema):
-            form = JsonSchema(form.schema, form.path, form.strict, calls=tuple(use.parameters))
+            form = JsonSchema(form.schema, form.path, form.strict, calls=chat.tools)
         shown = conventions.shown_tokens[use is not None, splits]
         goes_on = prompt.reasoning_marks is not None
         parser_of = partial(

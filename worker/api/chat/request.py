@@ -92,8 +92,8 @@ class JsonSchema:
     path: str
     strict: bool = False
     """Whether a schema that cannot be enforced whole is refused."""
-    calls: tuple[str, ...] = ()
-    """Functions, one of which may be called instead, as `{"name", "arguments"}`."""
+    calls: tuple[Tool, ...] = ()
+    """Tools, one of which may be called instead, as `{"name", "arguments"}`."""
 
 
 @dataclass(frozen=True, slots=True)

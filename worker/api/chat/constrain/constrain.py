@@ -61,12 +61,14 @@ def constrain(asked: Format | ForcedCalls, *, strict: bool = False) -> Constrain
     """
     path, schemas = "tools" if isinstance(asked, ForcedCalls) else asked.path, Schemas()
     resembles_calls = False
+    refused: tuple[str, ...] = ()
     match asked:
-        case JsonSchema(schema, calls=names):
+        case JsonSchema(schema, calls=tools):
             root = schemas.compiled(schema, path)
             resembles_calls = _resembles_a_call(root)
-            if names and root is not False:
-                root = {"anyOf": [root, _call({"enum": names}, {"type": "object"})]}
+            refused = tuple(schemas.not_enforced) if asked.strict else ()
+            if tools and root is not False:
+                root = {"anyOf": [root, *_free_calls(schemas, tools)]}
             grammar = _of_json(schemas, root, path)
         case ForcedCalls(tools, several):
             grammar = _of_json(schemas, _forced_calls(schemas, tools, several), path)
@@ -76,14 +78,12 @@ def constrain(asked: Format | ForcedCalls, *, strict: bool = False) -> Constrain
             grammar = _of_choices(texts, path)
         case Grammar(text):
             grammar = _of_grammar(text, path)
-    asks_strict = isinstance(asked, JsonSchema) and asked.strict
-    if (strict or asks_strict) and schemas.not_enforced:
+    not_enforced = tuple(schemas.not_enforced)
+    if refused := not_enforced if strict else refused:
         remedy = "leave it out" if strict else "leave it out, or ask without strict"
         raise invalid(
-            fault(path, "unsupported", f"{path} cannot be enforced; {remedy}")
-            for path in schemas.not_enforced
+            fault(each, "unsupported", f"{each} cannot be enforced; {remedy}") for each in refused
         )
-    not_enforced = tuple(schemas.not_enforced)
     return Constrained(Constraint(grammar, path), not_enforced, resembles_calls)
 
 
@@ -97,22 +97,30 @@ def _resembles_a_call(root: Any) -> bool:
 
 
 def _forced_calls(schemas: Schemas, tools: tuple[Tool, ...], several: bool) -> dict[str, Any]:
-    calls = []
-    for tool in tools:
-        parameters = {"type": "object", **(tool.parameters or {})}
-        if parameters["type"] != "object":
-            schemas.fault(f"{tool.path}.type", "const", "must be 'object'")
-        arguments = schemas.compiled(parameters, tool.path)
-        if (form := tool.form) is not None and isinstance(arguments, dict):
-            pattern = pattern_of(form)
-            if pattern and (pattern := schemas.pattern(f"^(?:{pattern})$", None)):
-                arguments["properties"][INPUT]["pattern"] = pattern
-            else:
-                schemas.leave_out(form.path)
-        calls.append(_call({"const": tool.name}, arguments))
-    one: dict[str, Any] = {"anyOf": calls}
+    one: dict[str, Any] = {"anyOf": [_held_call(schemas, tool) for tool in tools]}
     many = {"type": "array", "items": one, "minItems": 1, "maxItems": MAX_FORCED_CALLS}
     return many if several else one
+
+
+def _free_calls(schemas: Schemas, tools: tuple[Tool, ...]) -> list[dict[str, Any]]:
+    """Calls beside a schema. Only the text of a custom tool has a form that must hold."""
+    names = list(dict.fromkeys(tool.name for tool in tools if tool.form is None))
+    free = [_call({"enum": names}, {"type": "object"})] if names else []
+    return free + [_held_call(schemas, tool) for tool in tools if tool.form is not None]
+
+
+def _held_call(schemas: Schemas, tool: Tool) -> dict[str, Any]:
+    parameters = {"type": "object", **(tool.parameters or {})}
+    if parameters["type"] != "object":
+        schemas.fault(f"{tool.path}.type", "const", "must be 'object'")
+    arguments = schemas.compiled(parameters, tool.path)
+    if (form := tool.form) is not None and isinstance(arguments, dict):
+        pattern = pattern_of(form)
+        if pattern and (pattern := schemas.pattern(f"^(?:{pattern})$", None)):
+            arguments["properties"][INPUT]["pattern"] = pattern
+        else:
+            schemas.leave_out(form.path)
+    return _call({"const": tool.name}, arguments)
 
 
 def _call(name: dict[str, Any], arguments: Any) -> dict[str, Any]:
