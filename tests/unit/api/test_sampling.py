@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -387,8 +388,26 @@ def test_what_the_web_uis_switches_mean() -> None:
     assert read(custom_token_bans="1, 2").logit_bias == ((1, -math.inf), (2, -math.inf))
     assert set(read(sampler_priority=["min_p"]).samplers) == set(ORDER) <= set(SAMPLERS)
     assert read(mirostat_mode=2).learns and not read().learns
-    (message,) = OPEN[1].faults(banned_strings=["word"]).values()
-    assert "banned_strings belongs to a sampler" in message
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "off"),
+    [
+        ("banned_strings", ["word"], []),
+        ("bad_words", ["word"], []),
+        ("allowed_token_ids", [1], []),
+        ("use_beam_search", True, False),
+        ("num_beams", 2, 1),
+    ],
+)
+def test_a_choice_of_tokens_that_is_not_supported_is_refused(
+    name: str, value: Any, off: Any
+) -> None:
+    for dialect in OPEN:
+        (message,) = dialect.faults(**{name: value}).values()
+        assert f"{name} belongs to a sampler" in message
+        assert message.endswith(f"turn it off with {json.dumps(off)}")
+        dialect.body(**{name: off})
 
 
 IDS = st.one_of(

@@ -6,6 +6,7 @@ else of the model's file, else llama.cpp's default. Pure functions, any thread.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import secrets
@@ -103,9 +104,19 @@ def _banned(value: Any) -> Any:
 
 def _is_off(off: Any, value: Any) -> Any:
     if value != off and value:
-        instead = f"leave it out, or turn it off with {off}"
+        instead = f"leave it out, or turn it off with {json.dumps(off)}"
         raise wrong("unsupported", f"belongs to a sampler that is not supported; {instead}")
     return value
+
+
+_OTHERS = {
+    **OTHERS,
+    "banned_strings": [],
+    "bad_words": [],
+    "allowed_token_ids": [],
+    "use_beam_search": False,
+}
+"""Fields of other servers that change which tokens are drawn → the value that turns them off."""
 
 
 Order = Annotated[Many[str], BeforeValidator(_order, list[str] | str)]
@@ -149,9 +160,9 @@ else:
         **{
             name: (
                 Annotated[Any, AfterValidator(partial(_is_off, off))],
-                Field(None, description=f"not supported: only {off} (off) is accepted"),
+                Field(None, description=f"not supported: only {json.dumps(off)} is accepted"),
             )
-            for name, off in {**OTHERS, "banned_strings": []}.items()
+            for name, off in _OTHERS.items()
         },
     )
 
