@@ -23,9 +23,11 @@ from tools.differential.asking import Answered, Asked
 EXTRA = {
     "timings", "prompt_progress", "reasoning_content", "prompt_logprobs", "name",
     "aliases", "tags", "root", "parent", "meta", "architecture", "status", "store",
+    "capabilities", "context_length", "embedding_length",
 }  # fmt: skip
-"""Fields of OpenAI that its SDK lacks, such as the name of a call whose arguments are done, and
-fields of llama-server and vLLM, which llama-swap, llama.cpp's page, routers and chat pages read."""
+"""Fields of OpenAI and Ollama that their SDKs lack, such as the name of a call whose arguments are
+done, and fields of llama-server and vLLM, which llama-swap, llama.cpp's page, routers and chat
+pages read."""
 
 WHOLE: dict[str, Any] = {
     "/chat/completions": openai.types.chat.ChatCompletion,

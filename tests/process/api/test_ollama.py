@@ -38,6 +38,8 @@ def test_the_model_is_listed_with_a_tag(worker: WorkerProcess) -> None:
         ["llama"],
     )
     assert details["parameter_size"] == "2.62M"
+    assert (details["context_length"], details["embedding_length"]) == (1024, 256)
+    assert listed["capabilities"] == ["completion", "tools"]
     [running] = worker.get("/api/ps").json()["models"]
     assert running["name"] == NAME and running["digest"] == listed["digest"]
     assert running["context_length"] == 1024 and running["size_vram"] == 0  # not on a GPU

@@ -35,8 +35,8 @@ class NamedBody(OpenBody):
 
 
 async def tags(request: Request, state: AppState) -> object:
-    modified_at = _started_at(state)
-    entries = [_entry(state, name) | {"modified_at": modified_at} for name in state.all_names]
+    more = {"modified_at": _started_at(state), "capabilities": _capabilities(state)}
+    entries = [_entry(state, name) | more for name in state.all_names]
     return {"models": entries}
 
 
@@ -130,6 +130,8 @@ def _details(state: AppState, name: str) -> dict[str, Any]:
         "families": [model.architecture],
         "parameter_size": f"{millions / 1e3:.1f}B" if millions >= 1e3 else f"{millions:.2f}M",
         "quantization_level": model.quant_kind,
+        "context_length": model.context_length,
+        "embedding_length": model.embedding_length,
     }
 
 
