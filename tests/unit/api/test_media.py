@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from worker.api.chat import links
-from worker.api.chat.media import medium_of
+from worker.api.chat.chat_fields import PartFields, content_of
+from worker.api.chat.media import Link, medium_of
 from worker.errors import ConfigError, InvalidRequest
 from worker.settings import Settings
 
@@ -192,6 +193,29 @@ def test_blanks_in_base64_cost_no_memory() -> None:
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most < 3 * len(text)
+
+
+SOUND = base64.b64encode(b"RIFF").decode()
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": SOUND}},
+        {"type": "image_url", "image_url": SOUND},
+        {"type": "input_audio", "input_audio": {"data": SOUND}},
+        {"type": "input_audio", "input_audio": {"url": SOUND}},
+        {"type": "input_audio", "input_audio": {"url": f"data:audio/wav;base64,{SOUND}"}},
+        {"type": "input_audio", "input_audio": {"data": f"data:audio/wav;base64,{SOUND}"}},
+        {"type": "input_audio", "input_audio": {"url": "http://a.example/b"}},
+    ],
+)
+def test_a_medium_is_base64_or_a_url_in_each_field(part: dict[str, Any]) -> None:
+    (found,) = content_of((PartFields.model_validate(part),), "content") or ()
+    assert not isinstance(found, str) and found.kind == part["type"].split("_")[-1].replace(
+        "url", "image"
+    )
+    assert found.data == b"RIFF" or (isinstance(found, Link) and found.url == "http://a.example/b")
 
 
 @pytest.mark.parametrize("text", ["QQ", "Q\u2003Q==", "QQ==\u00e9", "Q=Q=", "===="])

@@ -20,7 +20,7 @@ from worker.api.chat.field_types import (
     refused,
 )
 from worker.api.chat.fields import BudgetFields
-from worker.api.chat.media import medium_of, named_medium
+from worker.api.chat.media import named_medium
 from worker.api.chat.request import (
     INPUT,
     UNASKED,
@@ -65,7 +65,10 @@ class UrlFields(OpenBody):
 
 
 class SoundFields(OpenBody):
-    data: str
+    data: str = Field(
+        validation_alias=AliasChoices("data", "url"),
+        description="base64, a data: URL, or an http(s) URL on a host of --allow-media-host",
+    )
     format: str | None = None
 
 
@@ -74,8 +77,8 @@ class PartFields(OpenBody):
     text: str = Field("", validation_alias=AliasChoices("text", "refusal"))
     image_url: TextOr[UrlFields] | None = Field(
         None,
-        description="a data: URL, or an http(s) URL on a host of --allow-media-host; or an "
-        "object with such a url",
+        description="base64, a data: URL, or an http(s) URL on a host of --allow-media-host; or "
+        "an object with such a url",
     )
     input_audio: SoundFields | None = None
     audio_url: TextOr[UrlFields] | None = Field(None, description="like image_url, for a sound")
@@ -106,10 +109,11 @@ def _part_of(part: PartFields, path: str) -> str | Medium:
     if (field := _MEDIA.get(part.type)) is None:
         return part.text
     medium, path = getattr(part, field), f"{path}.{field}"
-    if isinstance(medium, SoundFields):
-        return medium_of("audio", medium.data, f"{path}.data")
-    if isinstance(medium, UrlFields):
-        medium, path = medium.url, f"{path}.url"
+    match medium:
+        case SoundFields():
+            medium, path = medium.data, f"{path}.data"
+        case UrlFields():
+            medium, path = medium.url, f"{path}.url"
     return named_medium("image" if field == "image_url" else "audio", medium, path)
 
 

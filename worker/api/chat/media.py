@@ -16,6 +16,7 @@ MAX_MEDIA = 64
 _SOUND = re.compile(rb"RIFF....WAVE|ID3|fLaC|\xff[\xe0-\xff]", re.DOTALL)
 """How WAV, MP3 and FLAC files begin."""
 _BLANKS = b" \t\r\n"
+_A_MEDIUM = "must be a data: URL such as data:image/png;base64,…, an http(s): URL, or base64"
 _FETCHED = re.compile("https?://", re.IGNORECASE)
 _DATA_URL = re.compile(
     r"data:(?P<type>[\w.+-]+/[\w.+-]+)?(;[\w.+-]+=[^;,]*)*;base64,", re.ASCII | re.IGNORECASE
@@ -29,7 +30,7 @@ class Link(Medium, frozen=True, kw_only=True):
 
 
 def named_medium(kind: Literal["image", "audio"], url: str, field: str) -> Medium:
-    """The medium of a `data:` URL, or a link.
+    """The medium of a `data:` URL or of plain base64, or a link.
 
     Raises:
         InvalidRequest: it is another URL, or not base64.
@@ -37,18 +38,19 @@ def named_medium(kind: Literal["image", "audio"], url: str, field: str) -> Mediu
     if _FETCHED.match(url):
         return Link(kind, b"", field, url=url)
     match = _DATA_URL.match(url, 0, 512)
-    if match is None:
-        scheme = url.partition(":")[0][:16] if ":" in url[:17] else "no scheme"
-        what = (
-            "must be a data: URL such as data:image/png;base64,…, or an http: or https: URL; "
-            f"it has {scheme}"
-        )
+    if match is None and ":" in url:
+        what = f"{_A_MEDIUM}; it has {url.partition(':')[0][:16]}"
         raise refusal(field, "unsupported", what)
+    if match is None:
+        return medium_of(kind, url, field, _A_MEDIUM)
     return medium_of(kind, url[match.end() :], field)
 
 
-def medium_of(kind: Literal["image", "audio"] | None, encoded: str, field: str) -> Medium:
-    """A picture or sound from its base64. Without a `kind`, its first bytes decide.
+def medium_of(
+    kind: Literal["image", "audio"] | None, encoded: str, field: str, what: str = "must be base64"
+) -> Medium:
+    """A picture or sound from its base64; `what` says what else is accepted. Without a `kind`, its
+    first bytes decide.
 
     Raises:
         InvalidRequest: it is not base64, or empty.
@@ -56,7 +58,7 @@ def medium_of(kind: Literal["image", "audio"] | None, encoded: str, field: str) 
     try:
         data = base64.b64decode(encoded.encode("ascii").translate(None, _BLANKS), validate=True)
     except ValueError:
-        raise refusal(field, "base64", "must be base64") from None
+        raise refusal(field, "base64", what) from None
     if not data:
         raise refusal(field, "minLength", "must not be empty")
     if kind is None:
