@@ -316,6 +316,10 @@ CHATS: list[tuple[dict[str, Any], str]] = [
     ({"top_logprobs": 2}, "top_logprobs"),
     ({"logit_bias": {"99999": 1}}, "logit_bias"),
     ({"modalities": ["audio"]}, "modalities[0]"),
+    ({"chat_template": "{{ messages }}"}, "chat_template"),
+    ({"documents": [{"text": "a"}]}, "documents"),
+    ({"echo": True}, "echo"),
+    ({"response_format": {"type": "json_schema"}}, "response_format"),
     (BOTH_ENDS, "add_generation_prompt"),
     ({"seed": "5"}, "seed"),
     ({"functions": [{"name": "f"}]}, "functions"),
@@ -337,6 +341,8 @@ COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"prompt": [1], "suffix": "b"}, "suffix"),
     ({"best_of": 4}, "best_of"),
     ({"best_of": 0}, "best_of"),
+    ({"prompt_embeds": "AAAA"}, "prompt_embeds"),
+    ({"response_format": {"type": "json_schema"}}, "response_format"),
     ({"n": 0}, "n"),
 ]
 RESPONSES: list[tuple[dict[str, Any], str]] = [
@@ -355,6 +361,8 @@ RESPONSES: list[tuple[dict[str, Any], str]] = [
     ({"input": [{"type": "web_search_call"}]}, "input"),
     ({"input": [{"type": "compaction", "encrypted_content": "a"}]}, "input[0]"),
     ({"input": [{"type": "custom_tool_call", "call_id": "1"}]}, "input[0]"),
+    ({"input": [{"type": "additional_tools", "tools": [LOOKS]}]}, "input[0].tools[0]"),
+    ({"previous_input_messages": [{"role": "user"}]}, "previous_input_messages"),
     ({"text": {"format": {"type": "json_schema"}}}, "text.format"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"top_logprobs": 21}, "top_logprobs"),
@@ -376,6 +384,7 @@ MESSAGES: list[tuple[dict[str, Any], str]] = [
     ({"tool_choice": {"type": "any"}}, "tool_choice"),
     ({"tools": [SEARCH], "tool_choice": {"type": "tool", "name": "web_search"}}, "tool_choice"),
     ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type must be custom"),
+    ({"tools": [{"input_schema": {}}]}, "tools[0] of type custom needs name"),
     *((choosing(name), "tool_choice") for name in (None, "", "a" * 257)),
     ({"thinking": {"type": "enabled", "budget_tokens": -1}}, "thinking.budget_tokens"),
 ]

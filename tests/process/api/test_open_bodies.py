@@ -122,6 +122,10 @@ SEARCHED_BY_TOOL: Any = [
         ]},
     ]},
 ]  # fmt: skip
+REMOTE: Any = [
+    {"type": "mcp_toolset", "mcp_server_name": "a"},
+    {"type": "advisor_20260301", "name": "advisor", "model": "b"},
+]
 OLLAMAS: Any = {"prompt": "Hi", "stream": False, "options": {"num_predict": 1}}
 
 
@@ -145,6 +149,8 @@ OLLAMAS: Any = {"prompt": "Hi", "stream": False, "options": {"num_predict": 1}}
                           "tools": [{"name": "f", "input_schema": SCHEMA}]}, "output_format"),
         ("/v1/messages", {"messages": SEARCHED, "max_tokens": 9, "tools": [SEARCH]},
          "tools.web_search_20260209, messages.server_tool_use, messages.web_search_tool_result"),
+        ("/v1/messages", {"messages": [TOLD], "max_tokens": 9, "tools": REMOTE},
+         "tools[].mcp_server_name, tools[].model, tools.mcp_toolset, tools.advisor_20260301"),
         ("/v1/messages", {"messages": SEARCHED_BY_TOOL, "max_tokens": 9},
          "messages.web_search_tool_result"),
         ("/v1/responses", {"input": [TOLD, {"type": "web_search_call", "status": "completed"}],
@@ -161,6 +167,21 @@ def test_what_has_no_effect_beside_another_field_is_named(
     answer = worker.post(path, {"model": "m", **fields})
     assert answer.status_code == 200, answer.text
     assert answer.headers.get("x-ignored-fields") == ignored
+
+
+def test_a_format_holds_in_completions_as_in_chats(worker: WorkerProcess) -> None:
+    for form in (AS_OPENAI, AS_OTHERS, {"type": "json_object"}):
+        fields = {"prompt": "Once", "max_tokens": 99, "temperature": 0, "response_format": form}
+        answer = worker.post("/v1/completions", fields)
+        assert "x-ignored-fields" not in answer.headers
+        text = answer.json()["choices"][0]["text"]
+        assert text.lstrip().startswith("{"), text
+
+
+def test_a_stop_ends_a_response(worker: WorkerProcess) -> None:
+    asked = {"input": "What is the capital of France?", "temperature": 0}
+    answer = worker.post("/v1/responses", {**asked, "stop": " of"}).json()
+    assert answer["output"][0]["content"][0]["text"] == "The capital"
 
 
 def test_a_replayed_message_may_have_anything_beside_its_text(worker: WorkerProcess) -> None:

@@ -90,6 +90,61 @@ def test_items_of_a_response_become_a_chat() -> None:
     assert chat.tool_choice == OneTool("look", "tool_choice.name")
 
 
+def function(name: str, **fields: Any) -> dict[str, Any]:
+    return {"type": "function", "name": name, **fields}
+
+
+def test_tools_among_the_items_of_a_response_are_offered() -> None:
+    """Codex sends all of its tools as such an item, and repeats it in each turn."""
+    again = [function("look", description="New"), function("listen")]
+    found = {"type": "namespace", "name": "mail", "tools": [function("send")]}
+    items = [
+        {"type": "additional_tools", "role": "developer", "tools": [function("look")]},
+        user("Look!"),
+        {"type": "tool_search_call", "call_id": "1", "arguments": {}, "execution": "client"},
+        {"type": "tool_search_output", "call_id": "1", "tools": [found]},
+        {"type": "mcp_list_tools", "id": "1", "server_label": "a", "tools": [{"name": "b"}]},
+        {"type": "additional_tools", "role": "developer", "tools": again},
+    ]
+    tools = [function("look", description="Old"), function("feel")]
+    body = ResponsesBody.model_validate({"input": items, "tools": tools})
+    chat = chat_of_response(body)
+    told = {tool.name: tool.description for tool in chat.tools}
+    assert told == {"feel": None, "look": "New", "mail__send": None, "listen": None}
+    assert [message.content for message in chat.messages] == [("Look!",)]
+    body = ResponsesBody.model_validate({"input": items[:1]})
+    with pytest.raises(InvalidRequest, match="input must have an item besides additional_tools"):
+        chat_of_response(body)
+
+
+def test_a_refusal_is_the_text_of_its_message() -> None:
+    refused = {"role": "assistant", "content": None, "refusal": "I cannot."}
+    *_, told = prompt_of(user("Fly!"), refused, user("Why?")).messages[:2]
+    assert told == assistant("I cannot.")
+
+
+@pytest.mark.parametrize(("follows", "n_messages"), [([], 3), ([user("And?")], 3)])
+def test_a_reminder_for_one_turn_ends_with_that_turn(
+    follows: list[dict[str, Any]], n_messages: int
+) -> None:
+    reminder = {"role": "system", "content": "Be brief.", "clear_at": "next_user_message"}
+    turns = [user("Hi"), reminder, assistant("Hello"), *follows]
+    chat = chat_of(PromptBody.model_validate({"messages": turns}))
+    assert len(chat.messages) == n_messages
+    assert any(message.role == "system" for message in chat.messages) == (not follows)
+
+
+def test_each_dialect_passes_variables_to_the_template() -> None:
+    variables = {"chat_template_kwargs": {"documents": ["a"], "verbosity": "low"}}
+    chats = [
+        chat_of_openai(ChatBody.model_validate({"messages": [user("Hi")], **variables})),
+        chat_of_response(ResponsesBody.model_validate({"input": "Hi", **variables})),
+        chat_of(PromptBody.model_validate({"messages": [user("Hi")], **variables})),
+    ]
+    for chat in chats:
+        assert chat.template_variables == variables["chat_template_kwargs"]
+
+
 def test_a_call_of_a_custom_tool_has_its_text_as_input() -> None:
     called = {"call_id": "1", "name": "patch", "input": "*** Begin"}
     items = [

@@ -160,7 +160,7 @@ class ToolCallFields(OfKind):
 
 class MessageFields(OpenBody):
     role: str = Field(min_length=1, max_length=64)
-    content: ContentFields | None = None
+    content: ContentFields | None = Field(None, validation_alias=AliasChoices("content", "refusal"))
     name: str | None = None
     tool_call_id: str | None = None
     tool_calls: Many[ToolCallFields] = Field((), max_length=MAX_CALLS)
@@ -273,22 +273,14 @@ def with_allowed(
     return replace(chat, tools=tools, tool_choice=mode)
 
 
-class ChatFields(OpenBody):
-    """The input of a chat template."""
+class TemplateFields(OpenBody):
+    """Variables of the chat template."""
 
-    messages: Many[MessageFields] = Field(min_length=1, max_length=MAX_MESSAGES)
-    tools: Many[ToolFields] = Field((), max_length=MAX_TOOLS)
-    add_generation_prompt: Flag | None = Field(
-        None,
-        description="whether the prompt opens an answer; default: yes, unless one is continued",
+    chat_template_kwargs: JsonObject = Field(
+        {}, max_length=64, description="variables for the chat template"
     )
-    continue_final_message: FlagOrWord[Literal["content", "reasoning_content"]] = Field(
-        False,
-        description="continue the last message: content or reasoning_content, or with true, its "
-        "text, or else its reasoning",
-    )
-    chat_template_kwargs: JsonObject | None = Field(
-        None, max_length=64, description="variables for the chat template"
+    chat_template: Annotated[str, refused("start the worker with --chat-template")] = Field(
+        "", description="not supported; see --chat-template"
     )
 
     @field_validator("chat_template_kwargs")
@@ -299,6 +291,25 @@ class ChatFields(OpenBody):
         except ValueError as error:
             raise wrong("type", str(error)) from None
 
+
+class ChatFields(TemplateFields):
+    """The input of a chat template."""
+
+    messages: Many[MessageFields] = Field(min_length=1, max_length=MAX_MESSAGES)
+    tools: Many[ToolFields] = Field((), max_length=MAX_TOOLS)
+    documents: Annotated[
+        tuple[Any, ...],
+        refused("put them into a message, or into chat_template_kwargs if the template reads them"),
+    ] = Field((), description="not supported; put them into a message")
+    add_generation_prompt: Flag | None = Field(
+        None,
+        description="whether the prompt opens an answer; default: yes, unless one is continued",
+    )
+    continue_final_message: FlagOrWord[Literal["content", "reasoning_content"]] = Field(
+        False,
+        description="continue the last message: content or reasoning_content, or with true, its "
+        "text, or else its reasoning",
+    )
     goes_on: ClassVar[bool] = False
     """Whether this dialect continues a last message of the assistant without being asked to."""
 
@@ -328,7 +339,7 @@ class ChatFields(OpenBody):
             opens_answer=self.add_generation_prompt is not False,
             continues=continues,
             reasoning=reasoning,
-            template_variables={**(self.chat_template_kwargs or {}), **(variables or {})},
+            template_variables={**self.chat_template_kwargs, **(variables or {})},
         )
 
 

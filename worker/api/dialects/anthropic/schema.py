@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from worker.api.chat.chat_fields import MAX_MESSAGES, MAX_TOOLS
+from worker.api.chat.chat_fields import MAX_MESSAGES, MAX_TOOLS, TemplateFields
 from worker.api.chat.field_types import ModelName, Stops, TextOr, TextOrMany, ToolName, needed_by
 from worker.api.chat.fields import OwnFields
 from worker.api.chat.media import medium_of, named_medium
@@ -48,16 +48,21 @@ class Source(OpenBody):
     content: TextOrMany[PlainText] = ""
 
 
-IGNORED_BLOCKS = frozenset({"server_tool_use", "web_search_tool_result"})
-"""Blocks of Anthropic's own web search. Its results are encrypted: no model here can read them."""
+IGNORED_BLOCKS = frozenset(
+    ("server_tool_use", "web_search_tool_result", "tool_search_tool_result")
+    + ("mcp_tool_listing", "fallback")
+)
+"""Blocks in which no model here can read anything: calls of Anthropic's own tools, encrypted
+results of its web search, tools that it found or listed, and marks of a change of models."""
 
 
 class TextBlock(OpenBody):
     type: Literal[
         "text", "image", "document", "search_result",
         "thinking", "redacted_thinking", "tool_use", "tool_result",
-        "tool_reference", "server_tool_use", "web_search_tool_result",
-    ] = Field(description="server_tool_use and web_search_tool_result are ignored")  # fmt: skip
+        "tool_reference", "server_tool_use", "web_search_tool_result", "tool_search_tool_result",
+        "mcp_tool_listing", "fallback",
+    ] = Field(description=f"ignored are {', '.join(sorted(IGNORED_BLOCKS))}")  # fmt: skip
     text: str = ""
     source: TextOr[Source] | None = Field(None, description="of a search_result: a string")
     title: str = ""
@@ -95,15 +100,20 @@ class ContentBlock(TextBlock):
 class TurnMessage(OpenBody):
     role: Literal["user", "assistant", "system"]
     content: TextOrMany[ContentBlock]
+    clear_at: Literal["next_user_message", "never"] = Field(
+        "never", description="next_user_message: dropped if a message of the user follows"
+    )
 
 
-_SERVER_TOOL = re.compile(r"(web_search|web_fetch|code_execution|tool_search_tool_\w+)_\d{8}")
-"""Types of the tools that Anthropic itself runs; each ends with a date."""
+_SERVER_TOOL = re.compile(
+    r"mcp_toolset|(web_search|web_fetch|code_execution|advisor|tool_search_tool_\w+)_\d{8}"
+)
+"""Types of the tools that Anthropic itself runs; most end with a date."""
 
 
 class ToolFields(OpenBody):
     type: str = Field("custom", description="custom; tools that Anthropic itself runs are ignored")
-    name: ToolName = Field(min_length=1)
+    name: ToolName = ""
     description: str | None = None
     input_schema: JsonObject | None = Field(None, description="a JSON schema of the arguments")
 
@@ -114,6 +124,8 @@ class ToolFields(OpenBody):
             what = "must be custom, with an input_schema: other types need Anthropic's own models"
             raise wrong("unsupported", what)
         return value
+
+    _is_named = needed_by({"custom": "name"})
 
 
 class ToolChoice(OpenBody):
@@ -141,7 +153,7 @@ class OutputConfig(OpenBody):
     format: OutputFormat | None = None
 
 
-class PromptBody(OpenBody):
+class PromptBody(TemplateFields):
     """A chat whose tokens are counted."""
 
     model: ModelName | None = None
@@ -228,7 +240,12 @@ def chat_of(body: PromptBody) -> Chat:
             not supported.
     """
     system = [Message("system", _content(body.system, "system"))] if body.system else []
-    placed = ((f"messages[{index}].content", each) for index, each in enumerate(body.messages))
+    last = max((i for i, each in enumerate(body.messages) if each.role == "user"), default=-1)
+    placed = (
+        (f"messages[{index}].content", each)
+        for index, each in enumerate(body.messages)
+        if each.clear_at == "never" or index > last
+    )
     turns = groupby(placed, key=lambda pair: pair[1].role)
     messages = (*system, *(flat for role, turn in turns for flat in _turn(role, turn)))
     if len(messages) > MAX_MESSAGES:
@@ -246,6 +263,7 @@ def chat_of(body: PromptBody) -> Chat:
         parallel_tool_calls=False if choice and choice.disable_parallel_tool_use else None,
         continues=continues,
         reasoning=body.reasoning,
+        template_variables=body.chat_template_kwargs,
     )
 
 

@@ -7,9 +7,9 @@ the answer's headers. Any thread.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from worker.api.chat.chat_fields import ReasoningChatFields
 from worker.api.chat.field_types import ANY_OBJECT, TopLogprobs, refused
@@ -17,7 +17,7 @@ from worker.api.chat.fields import GenerationFields
 from worker.api.chat.prompt_fields import MAX_PROMPTS, prompts_of, prompts_of_at_most
 from worker.api.chat.request import Chat, Format, Generate, JsonSchema
 from worker.api.http.body import Flag, Integer, JsonObject, Many, OpenBody
-from worker.api.http.faults import fault, invalid, refusal, wrong
+from worker.api.http.faults import refusal, wrong
 from worker.api.http.state import AppState
 from worker.wire.work import InfillPrompt, MarkedPrompt, MixedTokens, Prompt
 
@@ -35,33 +35,21 @@ class ResponseFormat(OpenBody):
         None, validation_alias="schema", description="a JSON schema, for llama.cpp's clients"
     )
 
+    @model_validator(mode="after")
+    def _has_schema(self) -> Self:
+        if self.type == "json_schema" and self.json_schema is None and self.schema_ is None:
+            raise wrong(
+                "required", "of type json_schema needs json_schema: an object with a schema"
+            )
+        return self
 
-class ChatBody(GenerationFields, ReasoningChatFields):
-    """A chat, and how to answer it."""
 
-    logprobs: Flag = Field(False, description="report log-probabilities of the answer's tokens")
-    top_logprobs: TopLogprobs | None = Field(None, description="alternatives to report per token")
+class FormatFields(GenerationFields):
+    """The fields of `GenerationFields` with OpenAI's own format beside them."""
+
     response_format: ResponseFormat | None = None
-    parallel_tool_calls: Flag | None = Field(
-        None,
-        description="false: at most one call; true: several even if tool_choice requires one",
-    )
-    modalities: Many[Literal["text"]] = ()
-    reasoning_format: Literal["none", "auto", "deepseek"] | None = Field(
-        None, description="none: keep reasoning in content; else move it to reasoning_content"
-    )
-    functions: Annotated[tuple[Any, ...], refused("send them as tools")] = Field(
-        (), description="not supported; use tools"
-    )
 
     format_fields = GenerationFields.format_fields | {"response_format"}
-
-    @field_validator("max_tokens")
-    @classmethod
-    def _is_not_zero(cls, value: int | None) -> int | None:
-        if value == 0:
-            raise wrong("minimum", "must be an integer of at least 1, or -1")
-        return value
 
     @property
     def formats(self) -> tuple[Format, ...]:
@@ -76,7 +64,35 @@ class ChatBody(GenerationFields, ReasoningChatFields):
         return (JsonSchema(ANY_OBJECT, "response_format"), *others)
 
 
-class CompletionBody(GenerationFields):
+class ChatBody(FormatFields, ReasoningChatFields):
+    """A chat, and how to answer it."""
+
+    logprobs: Flag = Field(False, description="report log-probabilities of the answer's tokens")
+    top_logprobs: TopLogprobs | None = Field(None, description="alternatives to report per token")
+    parallel_tool_calls: Flag | None = Field(
+        None,
+        description="false: at most one call; true: several even if tool_choice requires one",
+    )
+    modalities: Many[Literal["text"]] = ()
+    reasoning_format: Literal["none", "auto", "deepseek"] | None = Field(
+        None, description="none: keep reasoning in content; else move it to reasoning_content"
+    )
+    functions: Annotated[tuple[Any, ...], refused("send them as tools")] = Field(
+        (), description="not supported; use tools"
+    )
+    echo: Annotated[Flag, refused("the last message is in the request")] = Field(
+        False, description="not supported"
+    )
+
+    @field_validator("max_tokens")
+    @classmethod
+    def _is_not_zero(cls, value: int | None) -> int | None:
+        if value == 0:
+            raise wrong("minimum", "must be an integer of at least 1, or -1")
+        return value
+
+
+class CompletionBody(FormatFields):
     """A text to continue, and how."""
 
     prompt: prompts_of_at_most(MAX_PROMPTS)  # type: ignore[valid-type]
@@ -93,6 +109,9 @@ class CompletionBody(GenerationFields):
     suffix: str | None = Field(
         None, description="the text after the answer; needs a model with fill-in-the-middle tokens"
     )
+    prompt_embeds: Annotated[Any, refused("send the prompt as text or tokens")] = Field(
+        None, description="not supported"
+    )
 
     default_tokens = 16
     """OpenAI's default of `max_tokens`."""
@@ -103,14 +122,8 @@ def read_chat(body: ChatBody, state: AppState) -> Generate:
     Raises:
         InvalidRequest: the fields do not fit together.
     """
-    faults, form = [], body.response_format
     if body.top_logprobs is not None and not body.logprobs:
-        faults.append(fault("top_logprobs", "requires", "top_logprobs needs logprobs: true"))
-    if form and form.type == "json_schema" and form.json_schema is None and form.schema_ is None:
-        message = "response_format.json_schema is required: an object with a schema"
-        faults.append(fault("response_format.json_schema", "required", message))
-    if faults:
-        raise invalid(faults)
+        raise refusal("top_logprobs", "requires", "needs logprobs: true")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     return body.generate(state, "chatcmpl-", chat_of(body), logprobs=logprobs)
 

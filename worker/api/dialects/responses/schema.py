@@ -16,12 +16,21 @@ from worker.api.chat.chat_fields import (
     MAX_TOOLS,
     AllowedMode,
     ContentFields,
+    TemplateFields,
     WordOr,
     content_of,
     with_allowed,
 )
 from worker.api.chat.custom import custom_tool
-from worker.api.chat.field_types import ANY_OBJECT, TextOrList, ToolName, TopLogprobs, needed_by
+from worker.api.chat.field_types import (
+    ANY_OBJECT,
+    Stops,
+    TextOrList,
+    ToolName,
+    TopLogprobs,
+    needed_by,
+    refused,
+)
 from worker.api.chat.fields import OwnFields
 from worker.api.chat.prompt import content_joined
 from worker.api.chat.request import (
@@ -48,48 +57,14 @@ class Thought(OpenBody):
     text: str = ""
 
 
-_IGNORED_ITEMS = frozenset({"web_search_call"})
-"""Calls of OpenAI's own tools, whose items contain nothing that a model could read."""
+_IGNORED_ITEMS = frozenset({"web_search_call", "tool_search_call", "mcp_list_tools"})
+"""Items of OpenAI's own tools, which contain nothing that a model here could use."""
+_DECLARING_ITEMS = frozenset({"additional_tools", "tool_search_output"})
+"""Items with tools, which the model here gets from the start, like those of `tools`."""
 _UNREADABLE = {
     "item_reference": "only refers to an item, and nothing is stored; send the item itself",
     "compaction": "holds a conversation that only OpenAI can read; begin a new one",
 }
-
-
-class InputItem(OpenBody):
-    """A message, a call, its output, or the model's reasoning."""
-
-    type: Literal[
-        "message", "function_call", "function_call_output", "custom_tool_call",
-        "custom_tool_call_output", "reasoning", "web_search_call", "item_reference", "compaction",
-    ] = Field(
-        "message",
-        description="web_search_call is ignored; item_reference is refused because nothing is "
-        "stored, compaction because only OpenAI can read it",
-    )  # fmt: skip
-    id: str | None = Field(None, description="of an earlier answer's item; without effect here")
-    status: str | None = Field(None, description="of an earlier answer's item; without effect here")
-    role: Literal["user", "assistant", "system", "developer"] = "user"
-    content: ContentFields | None = None
-    name: ToolName = ""
-    namespace: ToolName | None = Field(None, description="the namespace of a call's tool")
-    call_id: str = Field("", description="connects a call with its output")
-    arguments: str = ""
-    input: str = Field("", description="of a custom_tool_call: its text")
-    output: ContentFields = ""
-    summary: Many[Thought] = ()
-
-    _is_named = needed_by({"function_call": "name", "custom_tool_call": "name"})
-
-    @model_validator(mode="after")
-    def _is_readable(self) -> Self:
-        kind = "item_reference" if self.model_fields_set == {"id"} else self.type
-        if what := _UNREADABLE.get(kind):
-            raise wrong("unsupported", what)
-        return self
-
-
-Items = Annotated[Many[InputItem], Field(min_length=1, max_length=MAX_MESSAGES)]
 
 
 class CustomFormat(OpenBody):
@@ -172,6 +147,53 @@ def qualified_name(name: str, namespace: str | None) -> str:
     return f"{namespace.rstrip('_')}__{name.lstrip('_')}" if namespace else name
 
 
+class InputItem(OpenBody):
+    """A message, a call, its output, or the model's reasoning."""
+
+    type: Literal[
+        "message", "function_call", "function_call_output", "custom_tool_call",
+        "custom_tool_call_output", "reasoning", "additional_tools", "tool_search_output",
+        "web_search_call", "tool_search_call", "mcp_list_tools", "item_reference", "compaction",
+    ] = Field(
+        "message",
+        description="web_search_call, tool_search_call and mcp_list_tools are ignored; "
+        "item_reference is refused because nothing is stored, compaction because only OpenAI can "
+        "read it",
+    )  # fmt: skip
+    id: str | None = Field(None, description="of an earlier answer's item; without effect here")
+    status: str | None = Field(None, description="of an earlier answer's item; without effect here")
+    role: Literal["user", "assistant", "system", "developer"] = "user"
+    content: ContentFields | None = None
+    name: ToolName = ""
+    namespace: ToolName | None = Field(None, description="the namespace of a call's tool")
+    call_id: str = Field("", description="connects a call with its output")
+    arguments: str = ""
+    input: str = Field("", description="of a custom_tool_call: its text")
+    output: ContentFields = ""
+    summary: Many[Thought] = ()
+    tools: Many[ResponseTool] = Field(
+        (), max_length=MAX_TOOLS, description="of additional_tools and tool_search_output"
+    )
+
+    _is_named = needed_by({"function_call": "name", "custom_tool_call": "name"})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_the_ignored(cls, value: Any) -> Any:
+        kind = value.get("type") if isinstance(value, dict) else None
+        return {"type": kind} if isinstance(kind, str) and kind in _IGNORED_ITEMS else value
+
+    @model_validator(mode="after")
+    def _is_readable(self) -> Self:
+        kind = "item_reference" if self.model_fields_set == {"id"} else self.type
+        if what := _UNREADABLE.get(kind):
+            raise wrong("unsupported", what)
+        return self
+
+
+Items = Annotated[Many[InputItem], Field(min_length=1, max_length=MAX_MESSAGES)]
+
+
 class TextFormat(OpenBody):
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
@@ -229,12 +251,16 @@ LOGPROBS = "message.output_text.logprobs"
 MAX_INCLUDED = 64
 
 
-class ResponsesBody(SamplingFields, OwnFields):
+class ResponsesBody(TemplateFields, SamplingFields, OwnFields):
     """A chat, and how to answer it."""
 
     input: TextOrList[Items]
+    previous_input_messages: Annotated[tuple[Any, ...], refused("send them as input")] = Field(
+        (), description="not supported; send them as input"
+    )
     instructions: str | None = Field(None, description="a system message, before the input")
     max_output_tokens: Integer | None = Field(None, ge=1, description="the most tokens to generate")
+    stop: Stops = ()
     tools: Many[ResponseTool] = Field((), max_length=MAX_TOOLS)
     tool_choice: WordOr[ToolChoice] | None = None
     parallel_tool_calls: Flag | None = None
@@ -252,6 +278,18 @@ class ResponsesBody(SamplingFields, OwnFields):
     prompt: Any = Field(None, description="not supported: nothing is stored")
 
     @property
+    def items(self) -> tuple[InputItem, ...]:
+        return () if isinstance(self.input, str) else self.input
+
+    @property
+    def lists_of_tools(self) -> Iterator[tuple[str, Many[ResponseTool]]]:
+        """The body's lists of tools, each with its path."""
+        yield "tools", self.tools
+        for index, item in enumerate(self.items):
+            if item.type in _DECLARING_ITEMS:
+                yield f"input[{index}].tools", item.tools
+
+    @property
     def logprobs(self) -> int | None:
         return self.top_logprobs if self.top_logprobs or LOGPROBS in self.include else None
 
@@ -266,8 +304,14 @@ def read(body: ResponsesBody, state: AppState) -> Generate:
         sampling=body.sampling(state, body.logprobs),
         max_tokens=body.max_output_tokens,
         formats=_formats_of(body.text.format),
+        stop=body.stop,
         ignored=(
-            *(f"tools.{kind}" for tool in body.tools for kind in tool.ignored),
+            *(
+                f"tools.{kind}"
+                for _, tools in body.lists_of_tools
+                for tool in tools
+                for kind in tool.ignored
+            ),
             *(f"input.{kind}" for kind in sorted(_IGNORED_ITEMS & _kinds(body))),
             *(f"include.{name}" for name in body.include if name != LOGPROBS),
         ),
@@ -276,7 +320,7 @@ def read(body: ResponsesBody, state: AppState) -> Generate:
 
 
 def _kinds(body: ResponsesBody) -> set[str]:
-    return set() if isinstance(body.input, str) else {item.type for item in body.input}
+    return {item.type for item in body.items}
 
 
 def chat_of(body: ResponsesBody) -> Chat:
@@ -288,11 +332,12 @@ def chat_of(body: ResponsesBody) -> Chat:
     if named := [name for name in stored if getattr(body, name) is not None]:
         what = "is not honoured: nothing is stored; send the whole input"
         raise invalid([fault(name, "unsupported", f"{name} {what}") for name in named])
-    if (kinds := _kinds(body)) and kinds <= _IGNORED_ITEMS:
+    if (kinds := _kinds(body)) and kinds <= _IGNORED_ITEMS | _DECLARING_ITEMS:
         what = f"must have an item besides {' and '.join(sorted(kinds))}, which models cannot read"
         raise refusal("input", "minItems", what)
     verbosity = body.text.verbosity
-    tools = [each for index, tool in enumerate(body.tools) for each in tool.all(f"tools[{index}]")]
+    variables = {} if verbosity is None else {"verbosity": verbosity}
+    tools = list(_tools_of(body))
     if len(tools) > MAX_TOOLS:
         what = f"must be at most {MAX_TOOLS}, including each tool of a namespace"
         raise refusal("tools", "maxItems", what)
@@ -301,7 +346,7 @@ def chat_of(body: ResponsesBody) -> Chat:
         tools=tuple(tools),
         parallel_tool_calls=body.parallel_tool_calls,
         reasoning=ReasoningOptions(effort=body.reasoning.effort),
-        template_variables={} if verbosity is None else {"verbosity": verbosity},
+        template_variables={**body.chat_template_kwargs, **variables},
         path="input",
     )
     choice = body.tool_choice
@@ -316,6 +361,18 @@ def chat_of(body: ResponsesBody) -> Chat:
         if each.type in (*_OURS, "namespace")
     ]
     return with_allowed(chat, choice.mode or "auto", allowed)
+
+
+def _tools_of(body: ResponsesBody) -> Iterator[Tool]:
+    """The tools of the body. Items may repeat those that came before them, so a tool of an item
+    replaces earlier ones of its name."""
+    first, *later = [
+        [each for index, tool in enumerate(tools) for each in tool.all(f"{path}[{index}]")]
+        for path, tools in body.lists_of_tools
+    ]
+    named = {tool.name: tool for tools in later for tool in tools}
+    yield from (tool for tool in first if tool.name not in named)
+    yield from named.values()
 
 
 def _messages(body: ResponsesBody) -> list[Message]:
