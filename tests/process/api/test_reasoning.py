@@ -45,6 +45,17 @@ def test_calls_are_found_in_a_model_whose_template_takes_no_tools(worker: Worker
     assert message["finish_reason"] == "tool_calls"
 
 
+def test_reasoning_is_left_out_on_request(worker: WorkerProcess) -> None:
+    body = {"messages": FRANCE, "guided_regex": "<think>hm</think>Yes\\.", "max_tokens": 99}
+    for fields in ({"stream": True}, {}):
+        asked = {**body, **fields, "include_reasoning": False}
+        answer = worker.post("/v1/chat/completions", asked)
+        assert "x-ignored-fields" not in answer.headers and "reasoning_content" not in answer.text
+    (choice,) = answer.json()["choices"]
+    assert choice["message"]["content"] == "Yes."
+    assert answer.json()["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
+
+
 def test_a_stop_counts_in_the_reasoning_too(worker: WorkerProcess) -> None:
     """As in llama-server, which looks for it in the model's whole output."""
     message = says(worker, "<think>one, two</think>three, four", stop=[","])

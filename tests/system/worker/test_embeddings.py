@@ -97,6 +97,11 @@ def test_many_texts_share_their_decodes(pooling: WorkerProcess) -> None:
         first = whole["embedding"][:8]
         expected = [x / size(first) for x in first]
         assert cut["embedding"] == pytest.approx(expected, rel=1e-3)
+    unscaled = embedded(input=texts[0], embd_normalize=-1)["data"]
+    assert embedded(input=texts[0], use_activation=False)["data"] == unscaled
+    for fields in ({"embed_dtype": "float16"}, {"endianness": "big"}):
+        refused = pooling.post("/v1/embeddings", {"input": "a", **fields})
+        assert refused.status_code == 400 and refused.json()["error"]["param"] in fields
     too_many = pooling.post("/v1/embeddings", {"input": "a", "dimensions": 257})
     assert too_many.status_code == 400 and "256" in too_many.text
 
@@ -275,6 +280,7 @@ def test_documents_are_ranked(start_worker: StartWorker, tmp_path: Path) -> None
         {"documents": []},
         {"documents": [1]},
         {"documents": ["a"], "top_n": 0},
+        {"documents": ["a"], "instruction": "Find lies."},
     ]
     for wrong in wrongs:
         assert worker.post("/v1/rerank", {"query": "a", **wrong}).status_code == 400

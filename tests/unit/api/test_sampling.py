@@ -410,6 +410,22 @@ def test_a_choice_of_tokens_that_is_not_supported_is_refused(
         dialect.body(**{name: off})
 
 
+FORMS = [
+    {"grammar": 'root ::= "a"'},
+    {"json_schema": {"type": "object"}},
+    {"structured_outputs": {"regex": "a"}},
+    {"guided_choice": ["a"]},
+]
+
+
+@pytest.mark.parametrize("fields", FORMS)
+def test_a_response_has_the_forms_and_the_budget_of_a_chat(fields: dict[str, Any]) -> None:
+    fields = fields | {"reasoning_budget": 5}
+    chat, response = (dialect.read(dialect.body(**fields), STATE) for dialect in (OPEN[0], OPEN[2]))
+    assert len(response.formats) == 1 and response.formats == chat.formats
+    assert response.input.reasoning.budget == chat.input.reasoning.budget == 5
+
+
 IDS = st.one_of(
     st.integers(),
     st.floats(),

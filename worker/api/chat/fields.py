@@ -124,14 +124,50 @@ class BudgetFields(OpenBody):
     )
 
 
-class GenerationFields(SamplingFields, OwnFields, BudgetFields):
-    """The fields of chats and plain completions."""
+class ConstraintFields(OpenBody):
+    """llama.cpp's and vLLM's fields for the form of an answer."""
 
     format_fields: ClassVar[frozenset[str]] = frozenset(
         ("json_schema", "grammar", "structured_outputs")
         + ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
     )
     """The fields that `formats` reads; most requests have none of them."""
+
+    json_schema: JsonObject | None = None
+    grammar: str | None = Field(
+        None,
+        validation_alias=AliasChoices("grammar", "grammar_string"),
+        description="GBNF, or Lark in llguidance's dialect",
+    )
+    guided_json: Schema | None = None
+    guided_regex: str | None = None
+    guided_choice: Many[str] = ()
+    guided_grammar: str | None = None
+    structured_outputs: StructuredOutputs = StructuredOutputs.model_validate({})
+
+    @property
+    def formats(self) -> tuple[Format, ...]:
+        """The forms that these fields ask for, in order of precedence."""
+        structured, prefix = self.structured_outputs, "structured_outputs."
+        fields: tuple[tuple[str, Any, Callable[[Any, str], Format]], ...] = (
+            ("grammar", self.grammar or None, Grammar),  # counts before a schema in llama-server
+            ("json_schema", self.json_schema, _json_schema),
+            ("guided_json", self.guided_json, _json_schema),
+            (prefix + "json", structured.json_, _json_schema),
+            ("guided_regex", self.guided_regex, Expression),
+            (prefix + "regex", structured.regex, Expression),
+            ("guided_choice", self.guided_choice or None, Choices),
+            (prefix + "choice", structured.choice or None, Choices),
+            ("guided_grammar", self.guided_grammar or None, Grammar),
+            (prefix + "grammar", structured.grammar or None, Grammar),
+            (prefix + "json_object", ANY_OBJECT if structured.json_object else None, _json_schema),
+        )
+        return tuple(made(value, path) for path, value, made in fields if value is not None)
+
+
+class GenerationFields(ConstraintFields, SamplingFields, OwnFields, BudgetFields):
+    """The fields of chats and plain completions."""
+
     default_tokens: ClassVar[int | None] = None
     """`max_tokens` where a request has none; `None` is all that the context leaves."""
 
@@ -165,17 +201,6 @@ class GenerationFields(SamplingFields, OwnFields, BudgetFields):
     return_progress: Flag = Field(
         False, description="stream chunks with prompt_progress while the prompt is computed"
     )
-    json_schema: JsonObject | None = None
-    grammar: str | None = Field(
-        None,
-        validation_alias=AliasChoices("grammar", "grammar_string"),
-        description="GBNF, or Lark in llguidance's dialect",
-    )
-    guided_json: Schema | None = None
-    guided_regex: str | None = None
-    guided_choice: Many[str] = ()
-    guided_grammar: str | None = None
-    structured_outputs: StructuredOutputs = StructuredOutputs.model_validate({})
 
     def generate(
         self,
@@ -202,25 +227,6 @@ class GenerationFields(SamplingFields, OwnFields, BudgetFields):
             reports_progress=(self.return_progress or self.timings_per_token) and self.stream,
             **self.own(prefix),
         )
-
-    @property
-    def formats(self) -> tuple[Format, ...]:
-        """The forms that llama.cpp's and vLLM's fields ask for, in order of precedence."""
-        structured, prefix = self.structured_outputs, "structured_outputs."
-        fields: tuple[tuple[str, Any, Callable[[Any, str], Format]], ...] = (
-            ("grammar", self.grammar or None, Grammar),  # counts before a schema in llama-server
-            ("json_schema", self.json_schema, _json_schema),
-            ("guided_json", self.guided_json, _json_schema),
-            (prefix + "json", structured.json_, _json_schema),
-            ("guided_regex", self.guided_regex, Expression),
-            (prefix + "regex", structured.regex, Expression),
-            ("guided_choice", self.guided_choice or None, Choices),
-            (prefix + "choice", structured.choice or None, Choices),
-            ("guided_grammar", self.guided_grammar or None, Grammar),
-            (prefix + "grammar", structured.grammar or None, Grammar),
-            (prefix + "json_object", ANY_OBJECT if structured.json_object else None, _json_schema),
-        )
-        return tuple(made(value, path) for path, value, made in fields if value is not None)
 
 
 def _json_schema(value: str | JsonObject, path: str) -> JsonSchema:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field
 from starlette.requests import Request
 
-from worker.api.chat.field_types import TextOr
+from worker.api.chat.field_types import TextOr, refused
 from worker.api.chat.fields import AdaptedBody
 from worker.api.http.body import Flag, Integer, Many, OpenBody, name_ignored, read
 from worker.api.http.faults import refusal
@@ -34,6 +34,9 @@ class RerankBody(AdaptedBody):
     documents: Documents | None = None
     texts: Documents | None = None
     top_n: Integer | None = Field(None, ge=1, description="return only this many; default: all")
+    instruction: Annotated[str, refused("put it into the query")] = Field(
+        "", description="not supported; put it into the query"
+    )
     return_documents: Flag = Field(False, description="return the text of each document")
     return_text: Flag = Field(False, description="the same, for texts")
 

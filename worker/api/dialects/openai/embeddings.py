@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from worker.api.chat.fields import AdaptedBody
 from worker.api.chat.prompt_fields import prompts_of, prompts_of_at_most
-from worker.api.http.body import Integer, name_ignored, read_as
+from worker.api.http.body import Flag, Integer, name_ignored, read_as
 from worker.api.http.encoding import in_parts, json_answer
 from worker.api.http.faults import fault, invalid, wrong
 from worker.api.http.operation import Operation
@@ -40,6 +40,9 @@ class EmbeddingBody(AdaptedBody):
         description="the p of the p-norm that vectors are divided by; -1: unscaled, 0: scaled to a "
         "largest value of 32760",
     )
+    use_activation: Flag = Field(True, description="false: the same as an embd_normalize of -1")
+    embed_dtype: Literal["float32"] = "float32"
+    endianness: Literal["native", "little"] = "little"
     user: str | None = Field(None, description="no effect")
 
     @model_validator(mode="after")
@@ -47,6 +50,10 @@ class EmbeddingBody(AdaptedBody):
         if self.input is None and self.content is None:
             raise wrong("required", "needs input")
         return self
+
+    @property
+    def norm(self) -> int:
+        return self.embd_normalize if self.use_activation else -1
 
     @property
     def field(self) -> str:
@@ -82,7 +89,7 @@ async def embeddings(request: Request, state: AppState) -> Response:
     path, pooling = request.url.path, state.loaded().model.pooling
     is_own = body.field == "content" or path == OWN_PATH
     is_own |= path == SHORT_PATH and pooling == "none"  # OpenAI's form has one vector per text
-    work = Embed(inputs, body.embd_normalize, adapters=adapters, field=body.field)
+    work = Embed(inputs, body.norm, adapters=adapters, field=body.field)
     name_ignored(request, body.unused(is_own=is_own, is_scaled=pooling != "none"))
     found = await embed(request, state, work, body.dimensions, of_tokens=is_own)
     entries = _entries(found, body, is_own=is_own)

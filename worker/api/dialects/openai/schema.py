@@ -77,6 +77,7 @@ class ChatBody(FormatFields, ReasoningChatFields):
     reasoning_format: Literal["none", "auto", "deepseek"] | None = Field(
         None, description="none: keep reasoning in content; else move it to reasoning_content"
     )
+    include_reasoning: Flag = Field(True, description="false: the answer has no reasoning_content")
     functions: Annotated[tuple[Any, ...], refused("send them as tools")] = Field(
         (), description="not supported; use tools"
     )

@@ -122,6 +122,8 @@ class ChatAnswer(_Choices):
                 content = f'{{"content":{quoted(text)}}}'
                 if self._scored:
                     logprobs = _scores(chat_logprobs(delta.logprobs))
+            case Reasoning() if not self.body.include_reasoning:
+                return b""
             case Reasoning(text):
                 content = f'{{"reasoning_content":{quoted(text)}}}'
             case Call(index):
@@ -145,7 +147,7 @@ class ChatAnswer(_Choices):
     def _whole(self, choice: Choice) -> dict[str, Any]:
         text = choice.text
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
-        if reasoning := choice.reasoning:
+        if self.body.include_reasoning and (reasoning := choice.reasoning):
             message["reasoning_content"] = reasoning
         if choice.calls:
             message["content"] = text or None

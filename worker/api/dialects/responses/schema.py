@@ -31,7 +31,7 @@ from worker.api.chat.field_types import (
     needed_by,
     refused,
 )
-from worker.api.chat.fields import OwnFields
+from worker.api.chat.fields import BudgetFields, ConstraintFields, OwnFields
 from worker.api.chat.prompt import content_joined
 from worker.api.chat.request import (
     INPUT,
@@ -251,7 +251,7 @@ LOGPROBS = "message.output_text.logprobs"
 MAX_INCLUDED = 64
 
 
-class ResponsesBody(TemplateFields, SamplingFields, OwnFields):
+class ResponsesBody(TemplateFields, ConstraintFields, SamplingFields, OwnFields, BudgetFields):
     """A chat, and how to answer it."""
 
     input: TextOrList[Items]
@@ -303,7 +303,7 @@ def read(body: ResponsesBody, state: AppState) -> Generate:
         input=chat_of(body),
         sampling=body.sampling(state, body.logprobs),
         max_tokens=body.max_output_tokens,
-        formats=_formats_of(body.text.format),
+        formats=(*_formats_of(body.text.format), *body.formats),
         stop=body.stop,
         ignored=(
             *(
@@ -345,7 +345,7 @@ def chat_of(body: ResponsesBody) -> Chat:
         messages=tuple(_messages(body)),
         tools=tuple(tools),
         parallel_tool_calls=body.parallel_tool_calls,
-        reasoning=ReasoningOptions(effort=body.reasoning.effort),
+        reasoning=ReasoningOptions(body.reasoning_budget, effort=body.reasoning.effort),
         template_variables={**body.chat_template_kwargs, **variables},
         path="input",
     )
