@@ -397,6 +397,7 @@ OLLAMAS: list[tuple[str, dict[str, Any], str]] = [
     ("/api/chat", {"options": {"temperature": 5000}}, "options.temperature"),
     ("/api/generate", {"images": ["aGk="]}, "images"),
     ("/api/generate", {"template": "{{ .Prompt }}"}, "template"),
+    ("/api/chat", {"_debug_render_only": True}, "debug_render_only is not honoured here"),
     ("/api/generate", {"context": [1, 2]}, "context is not honoured here; send the conversation"),
     ("/api/generate", {"suffix": "b"}, "suffix"),
 ]

@@ -225,11 +225,17 @@ def test_tokens_with_their_texts(worker: WorkerProcess) -> None:
     assert raw.decode() == body["content"]
     plain = worker.post("/tokenize", {"content": body["content"]}).json()["tokens"]
     assert [token["id"] for token in tokens] == plain
+    told = worker.post(
+        "/tokenize", {"prompt": "A and <|im_end|>", "return_token_strs": True}
+    ).json()
+    assert "".join(told["token_strs"]) == "A and <|im_end|>"
+    assert len(told["token_strs"]) == told["count"] == len(told["tokens"])
+    assert all(isinstance(token, int) for token in told["tokens"])
 
 
 def test_of_nothing_there_is_nothing(worker: WorkerProcess) -> None:
     """A missing text is an empty one, without a BOS before it."""
-    texts: list[Any] = [{}, {"add_special": True}, {"content": ""}]
+    texts: list[Any] = [{}, {"add_special": True}, {"content": ""}, {"with_pieces": True}]
     for body in texts:
         assert worker.post("/tokenize", body).json()["tokens"] == []
     ids: list[Any] = [{}, {"tokens": []}]

@@ -64,15 +64,17 @@ async def tokenize(request: Request, state: AppState) -> Response:
         # Without any text nothing is added, as in llama-server.
         add_special=chat is not None or (body.add_special and body.content is not None),
         parse_special=body.parse_special,
-        with_pieces=body.with_pieces,
+        with_pieces=body.with_pieces or body.return_token_strs,
     )
     tokens: Tokenized = await answered(request, state, work)
     ids = array("i", tokens.ids)
-    whole = {
-        "tokens": _with_pieces(ids, tokens) if tokens.sizes else ids,
-        "count": len(ids),  # this and the next field are vLLM's
+    whole: dict[str, Any] = {
+        "tokens": _with_pieces(ids, tokens) if body.with_pieces else ids,
+        "count": len(ids),  # this and the next fields are vLLM's
         "max_model_len": state.supervisor.status().context_length,
     }
+    if body.return_token_strs:
+        whole["token_strs"] = (piece.decode(errors="replace") for piece in _pieces(tokens))
     return await json_answer(in_parts(whole), _VALUES_OF_TOKEN * len(ids))
 
 
@@ -83,9 +85,14 @@ def _tokenized(body: TokenizeBody, state: AppState) -> tuple[TokenizeBody, ChatP
 
 
 def _with_pieces(ids: array[int], tokens: Tokenized) -> Iterator[dict[str, Any]]:
+    for id, piece in zip(ids, _pieces(tokens), strict=True):
+        yield {"id": id, "piece": _text_or_bytes(piece)}
+
+
+def _pieces(tokens: Tokenized) -> Iterator[bytes]:
     start = 0
-    for id, n_bytes in zip(ids, array("i", tokens.sizes), strict=True):
-        yield {"id": id, "piece": _text_or_bytes(tokens.pieces[start : start + n_bytes])}
+    for n_bytes in array("i", tokens.sizes):
+        yield tokens.pieces[start : start + n_bytes]
         start += n_bytes
 
 

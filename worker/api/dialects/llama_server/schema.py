@@ -39,6 +39,7 @@ class TokenizeBody(ReasoningChatFields):
     )
     parse_special: Flag = Field(True, description="parse special tokens in the text")
     with_pieces: Flag = Field(False, description="return each token's text with its id")
+    return_token_strs: Flag = Field(False, description="return the tokens' texts in token_strs")
 
 
 class DetokenizeBody(OpenBody):

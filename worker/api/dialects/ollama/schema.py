@@ -81,6 +81,9 @@ class GenerationBody(OwnFields):
     logprobs: Flag = Field(False, description="report log-probabilities of the answer's tokens")
     top_logprobs: TopLogprobs = Field(0, description="alternatives to report per token")
     template: Annotated[str, refused("leave it out")] = Field("", description="not supported")
+    debug_render_only: Annotated[Flag, refused("use /apply-template")] = Field(
+        False, validation_alias="_debug_render_only", description="not supported"
+    )
 
     @property
     def reasoning(self) -> ReasoningOptions:
