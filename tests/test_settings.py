@@ -206,6 +206,7 @@ def test_switches_have_two_sides() -> None:
         (["--advertise-host", "gpu-7:8080"], ["--advertise-host", "without scheme and port"]),
         (["--allow-host", "gpu.lan:8080"], ["--allow-host", "'gpu.lan:8080' is not"]),
         (["--kv-store", ""], ["--kv-store", "at least 1 character"]),
+        (["--host", ""], ["--host is empty; it must be"]),
         (["--context-length", "1"], ["--context-length", "at least"]),
         (["--batch", "0"], ["--batch", "at least 1"]),
         (["--slots", "300"], ["--slots", "256"]),

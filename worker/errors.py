@@ -305,6 +305,7 @@ _REMEDIES = {
     errno.ENOSYS: "a sandbox such as seccomp may forbid it",
     errno.EAGAIN: "raise ulimit -u, or the container's --pids-limit",
     errno.EMFILE: "raise ulimit -n",
+    errno.EFBIG: "raise ulimit -f",
     errno.ENOMEM: "raise ulimit -v, or the memory of the container",
 }
 """What refuses a system call that names no file, or which limit to raise."""

@@ -123,7 +123,8 @@ def _sentence(fault: ErrorDetails, flags: Mapping[str, Any], others: Mapping[str
     value = fault["input"]
     # The values of a repeated flag are a list here; show them as they were written.
     texts = value if name in flags and isinstance(value, list | tuple) else (value,)
-    given = "a secret that cannot be sent" if name in ENV_ONLY else ", ".join(map(repr, texts))
+    shown = ", ".join(map(repr, texts)) or "empty"
+    given = "a secret that cannot be sent" if name in ENV_ONLY else shown
     if name.endswith("_url") and isinstance(fault["input"], str):
         given = repr(without_secrets(fault["input"]))
     if len(given) > _MOST_QUOTED:

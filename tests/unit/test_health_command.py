@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import socketserver
 import ssl
 import threading
+import time
 import warnings
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,8 @@ import pytest
 
 from tests.support.certificate import own_certificate
 from worker import main as command_line
-from worker.commands import health, served
+from worker.commands import chat, health, served
+from worker.errors import NotReady, WorkerError
 from worker.flags import _parser, parse_flags
 from worker.settings import Settings
 
@@ -88,6 +91,39 @@ def test_an_unhealthy_or_absent_worker_is_a_failure(
     assert command_line.main("cpu", ["health", "--port", "0"]) == 2
     told = _parser("cpu", "health").epilog or ""
     assert "0 the worker is healthy, 1 it is not or does not answer, 2 usage" in told
+
+
+@pytest.mark.parametrize("body", [b"[" * 200_000, b'"' + b"x" * (2 << 20), b"[]", b"<html>"])
+@pytest.mark.parametrize("command", ["health", "chat"])
+def test_an_answer_that_no_worker_gives_is_named_as_such(
+    port: int, monkeypatch: pytest.MonkeyPatch, body: bytes, command: str
+) -> None:
+    monkeypatch.setattr(Healthy, "body", body)
+    settings = Settings.load("cpu", {"port": port})
+    with pytest.raises(WorkerError, match=r"is not a worker|does not end"):
+        if command == "health":
+            health.run(settings, as_json=False)
+        else:
+            with served.client_of(settings) as client:
+                chat._model_of(client)
+
+
+def test_an_answer_without_an_end_is_not_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Endless(Healthy):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            with contextlib.suppress(OSError):
+                while True:
+                    self.wfile.write(b" ")
+                    time.sleep(0.01)
+
+    monkeypatch.setattr(health, "_SECONDS", 0.3)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Endless) as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        with pytest.raises(NotReady, match="its answer does not end"):
+            health.run(Settings.load("cpu", {"port": server.server_port}), as_json=False)
+        server.shutdown()
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from worker.wire.black_box import BlackBox
         (errno.EPERM, "seccomp"),
         (errno.ENOSYS, "seccomp"),
         (errno.EMFILE, "ulimit -n"),
+        (errno.EFBIG, "ulimit -f"),
         (errno.EAGAIN, "--pids-limit"),
         (errno.ENOMEM, "ulimit -v"),
     ],

@@ -19,7 +19,15 @@ import httpx
 from rich.status import Status
 
 from worker.commands.console import Console
-from worker.commands.served import CONNECT_SECONDS, client_of, disconnected, headers_of, own_worker
+from worker.commands.served import (
+    CONNECT_SECONDS,
+    answer_of,
+    client_of,
+    disconnected,
+    headers_of,
+    no_worker_at,
+    own_worker,
+)
 from worker.errors import WorkerError, escaped
 from worker.settings import Settings
 
@@ -145,7 +153,7 @@ def _worker(settings: Settings) -> Iterator[httpx.Client]:
 
 def _listens(client: httpx.Client) -> bool:
     try:
-        return client.get("/health", timeout=CONNECT_SECONDS).is_success
+        return answer_of(client, "/health", CONNECT_SECONDS)[0] == httpx.codes.OK
     except (httpx.HTTPError, UnicodeError):  # the latter for an invalid host name
         return False
 
@@ -157,16 +165,15 @@ def _model_of(client: httpx.Client) -> str:
         WorkerError: the worker does not return it, for example because it needs another token.
     """
     try:
-        response = client.get("/v1/models")
-        if response.status_code == httpx.codes.UNAUTHORIZED:
-            raise WorkerError("The worker requires a token or key; set LLORCH_WORKER_TOKEN to it.")
-        if not response.is_success:
-            raise WorkerError(_message(response.text))
-        return str(response.json()["data"][0]["id"])
+        status, text = answer_of(client, "/v1/models", CONNECT_SECONDS)
     except httpx.HTTPError as error:
         raise disconnected(error) from error
-    except (ValueError, LookupError, TypeError):
-        raise WorkerError(f"What answers at {client.base_url} is not a worker.") from None
+    if status == httpx.codes.UNAUTHORIZED:
+        raise WorkerError("The worker requires a token or key; set LLORCH_WORKER_TOKEN to it.")
+    if status != httpx.codes.OK:
+        raise WorkerError(_message(text))
+    with no_worker_at(client.base_url):
+        return str(json.loads(text)["data"][0]["id"])
 
 
 def take(chunk: dict[str, Any], answer: Answer, console: Console | None, waiting: Status) -> None:
@@ -202,6 +209,6 @@ def print_json(answer: Answer) -> None:
 
 def _message(text: str) -> str:
     """The message in an error's body, or else the whole body."""
-    with contextlib.suppress(ValueError, KeyError, TypeError):
+    with contextlib.suppress(ValueError, LookupError, TypeError, RecursionError):
         return str(json.loads(text)["error"]["message"])
     return text or "The worker gave no answer."

@@ -6,11 +6,12 @@ worker is the first process, also from that process's flags. Runs on the main th
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import httpx
 
-from worker.commands.served import client_of
+from worker.commands.served import answer_of, client_of, no_worker_at
 from worker.errors import ConfigError, NotReady
 from worker.settings import Settings
 
@@ -30,17 +31,15 @@ def run(settings: Settings, *, as_json: bool) -> int:
     with client_of(settings, is_probe=True) as client:
         where = settings.socket_path or client.base_url
         try:
-            answer = client.get("/health", timeout=_SECONDS)
+            status, text = answer_of(client, "/health", _SECONDS)
         except (httpx.HTTPError, UnicodeError) as error:
             raise NotReady(f"The worker at {where} does not answer: {error}.") from error
-    try:
-        body = answer.json()
-        if answer.status_code != httpx.codes.OK and isinstance(body, dict):
-            raise NotReady(f"The worker is not healthy: {answer.text}")
+    with no_worker_at(where, NotReady):
+        body = json.loads(text)
+        if status != httpx.codes.OK and isinstance(body, dict):
+            raise NotReady(f"The worker is not healthy: {text}")
         state = body["status"]
-    except (ValueError, LookupError, TypeError):
-        raise NotReady(f"What answers at {where} is not a worker.") from None
-    print(answer.text if as_json else state, flush=True)
+    print(text if as_json else state, flush=True)
     return 0
 
 

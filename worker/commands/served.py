@@ -10,6 +10,7 @@ import ssl
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from typing import IO, Any
 
@@ -24,6 +25,7 @@ from worker.sockets import uri_of
 from worker.wire.messages import Progress
 
 CONNECT_SECONDS = 10.0
+_MOST_BYTES = 1 << 20
 
 
 def headers_of(settings: Settings) -> dict[str, str]:
@@ -65,6 +67,27 @@ def client_of(settings: Settings, *, is_probe: bool = False) -> httpx.Client:
         trust_env=False,
         transport=httpx.HTTPTransport(verify=trusted, uds=settings.socket_path),
     )
+
+
+def answer_of(client: httpx.Client, path: str, seconds: float) -> tuple[int, str]:
+    """The status and the body of a worker's answer to a GET. Raises `httpx.HTTPError` if it does
+    not end within `seconds`, or is larger than any worker's."""
+    body, ends_at = bytearray(), time.monotonic() + seconds
+    with client.stream("GET", path, timeout=seconds) as response:
+        for piece in response.iter_bytes():
+            body += piece
+            if len(body) > _MOST_BYTES or time.monotonic() > ends_at:
+                raise httpx.ReadTimeout("its answer does not end")
+    return response.status_code, body.decode("utf-8", "replace")
+
+
+@contextlib.contextmanager
+def no_worker_at(where: object, kind: type[WorkerError] = WorkerError) -> Iterator[None]:
+    """Raise `kind` if reading an answer in the block shows that no worker sent it."""
+    try:
+        yield
+    except (ValueError, LookupError, TypeError, RecursionError):
+        raise kind(f"What answers at {where} is not a worker.") from None
 
 
 def disconnected(error: httpx.HTTPError) -> WorkerError:

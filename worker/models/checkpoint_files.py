@@ -207,8 +207,8 @@ def _check_numbering(folder: Path, names: Iterable[str]) -> None:
 
 
 def _not_a_checkpoint(folder: Path, what: str) -> ModelError:
-    names = (path.name for path in folder.glob("*.gguf") if not is_projector(path.name))
-    ggufs = sorted({split_names(name)[0] for name in names})
+    files = (path.name for path in folder.glob("*.gguf") if path.is_file())
+    ggufs = sorted({split_names(name)[0] for name in files if not is_projector(name)})
     hint = f"; to serve a GGUF in it, give its path: {folder / ggufs[0]}" if ggufs else ""
     hint += f" (others: {', '.join(ggufs[1:])})" if ggufs[1:] else ""
     return ModelError(

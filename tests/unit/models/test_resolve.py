@@ -365,6 +365,7 @@ def test_gguf_files_split_ones_and_local_aliases_are_resolved(
     (tmp_path / "plain").mkdir()
     assert "no config.json." in refused("plain", tmp_path).message
     write_gguf(tmp_path / "plain/m.gguf")
+    (tmp_path / "plain/a-folder.gguf").mkdir()
     hint = f"; to serve a GGUF in it, give its path: {tmp_path / 'plain/m.gguf'}"
     assert f"no config.json{hint}." in refused("plain", tmp_path).message
     for name in ("mmproj-m.gguf", "n-00001-of-00002.gguf", "n-00002-of-00002.gguf"):
