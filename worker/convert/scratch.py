@@ -26,7 +26,7 @@ class Scratch:
     def __init__(self, parent: Path | None) -> None:
         while parent is not None and not parent.is_dir():
             parent = parent.absolute().parent
-        parent = parent or Path(tempfile.gettempdir())
+        parent = parent or _for_temporary_files()
         for other in parent.glob(f"{_PREFIX}*"):
             if (lock := _try_lock(other)) is not None:
                 shutil.rmtree(other, ignore_errors=True)
@@ -76,6 +76,14 @@ def locked(path: Path, flags: int) -> int | None:
         raise
     os.close(file)
     return None
+
+
+def _for_temporary_files() -> Path:
+    try:
+        return Path(tempfile.gettempdir())
+    except FileNotFoundError as error:
+        why = "no folder for temporary files can be written to; set TMPDIR to one"
+        raise OSError(error.errno, why, os.environ.get("TMPDIR", "/tmp")) from None
 
 
 def _try_lock(folder: Path) -> int | None:

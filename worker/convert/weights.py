@@ -83,7 +83,8 @@ def check_space(destination: Path, conversion: Conversion, what: str) -> None:
     available = shutil.disk_usage(folder).free
     if available < needed:
         raise ModelError(
-            f"{folder} has {available:,} bytes free, {what} needs {needed:,}",
+            f"{folder} has {available:,} bytes free, {what} needs {needed:,}; free some, or use "
+            "another folder",
             needed_bytes=needed,
             available_bytes=available,
         )

@@ -320,11 +320,13 @@ def release_pages() -> None:
     """Release the mapped pages of model files. The load has read all of them; what it copied to a
     device or repacked for this processor is not read there again. Weights that are used in place
     come back from the page cache when they are next read. Locked pages stay."""
-    if sys.platform != "linux":
+    try:
+        maps = Path("/proc/self/maps").read_text("utf-8", "surrogateescape")
+    except OSError:  # not Linux, or a sandbox without /proc
         return
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    for line in Path("/proc/self/maps").read_text("utf-8", "surrogateescape").splitlines():
+    for line in maps.splitlines():
         addresses, rights, _ = line.split(maxsplit=2)
         if rights == "r--s":  # what llama.cpp maps; libraries are mapped private
             first, end = (int(address, 16) for address in addresses.split("-"))

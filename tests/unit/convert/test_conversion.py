@@ -225,6 +225,17 @@ def test_if_no_folder_can_be_locked_none_is_made(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_if_no_temporary_file_can_be_written_the_variable_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def nowhere() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+
+    monkeypatch.setattr("tempfile.gettempdir", nowhere)
+    with pytest.raises(OSError, match="set TMPDIR"):
+        Scratch(None)
+
+
 def test_a_missing_parent_is_replaced_by_the_next_above_it(tmp_path: Path) -> None:
     with Scratch(tmp_path / "not/there") as mine:
         assert mine.parent == tmp_path
