@@ -162,6 +162,16 @@ def test_a_call_that_is_cut_off_stays_a_call(name: str, output: str, arguments: 
     assert call["name"] == "edit" and call["arguments"] == arguments
 
 
+@pytest.mark.parametrize("case", [case for case in CASES if case.calls])
+def test_a_limit_after_a_call_leaves_no_piece_of_a_mark_or_of_another_call(case: Case) -> None:
+    whole = parse(case.output, template(case.template), USE, case.prompt_end)
+    for n_chars in range(len(case.output)):
+        parser = AnswerParser(conventions_of(template(case.template)), USE, case.prompt_end)
+        deltas = parser.feed(case.output[:n_chars])
+        found = message_of([*deltas, *parser.finish(is_cut=True)])
+        assert not found.calls or whole.content.startswith(found.content)
+
+
 @pytest.mark.parametrize(
     ("name", "begin", "end"),
     [

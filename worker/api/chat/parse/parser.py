@@ -232,7 +232,8 @@ class AnswerParser:
                 is_call = yield from self._call(is_bare)
                 taken = source.forget()
                 if not is_call:
-                    raw += taken
+                    follows = deltas.n_calls > n_before
+                    raw = self._after_call(raw, taken) if follows else raw + taken
                     break
                 raw = ""
         is_blank = not raw.strip()
@@ -242,6 +243,21 @@ class AnswerParser:
             raw += source.take((yield from source.peek()))
         deltas.text(raw)
         return "", False
+
+    def _after_call(self, marks: str, taken: str) -> str:
+        """The text after a call, of which a part was taken, without the beginning of a mark or of
+        another call that a limit or a stop cut off. `marks` are those before it."""
+        source, begins = self._source, self._calls.begins
+        if not source.is_cut:
+            return marks + taken
+        is_marked = marks.strip() != ""
+        headers = [form.header for form in self._calls.forms]
+        source.drop_begun(
+            self._marks.in_section,
+            headers if is_marked else [each for each in headers if each.parts[0] in begins],
+        )
+        is_call = is_marked or taken.startswith(begins)
+        return "" if is_call and source.at == len(source.text) else marks + taken
 
     def _call(self, is_bare: bool) -> Steps[bool]:
         """Read one call; false if what was taken is not a call of an offered function."""

@@ -194,6 +194,14 @@ class Source:
             if not (yield from self.takes(char)):
                 return
 
+    def drop_begun(self, marks: Marks, headers: Iterable[Header] = ()) -> None:
+        """Take the rest of the text if it is the beginning of one of these, and was cut off."""
+        text, at = self.text, self.at
+        if self.is_cut and (
+            marks.may_become(text, at) or any(each.fit(text, at) == "more" for each in headers)
+        ):
+            self.take_to(len(text))
+
     def until(self, marks: Marks, give: Give, grow: Grow | None = None) -> Steps[str]:
         """Take the text before the next mark, and pass it to `give`. Returns the mark, not taken,
         or "" at the end.

@@ -79,8 +79,10 @@ class TaggedCall:
                     deltas.call(self.name)
                 deltas.end_call("}" if self.keys else "{}")
                 return True
-            found = yield from source.fit_one(header for header, _ in tags.arguments)
+            headers = [header for header, _ in tags.arguments]
+            found = yield from source.fit_one(headers)
             if found is None:
+                source.drop_begun(ending, headers)
                 if self.keys and not source.is_cut:
                     deltas.end_call("}")
                 return bool(self.keys)
