@@ -385,6 +385,8 @@ MESSAGES: list[tuple[dict[str, Any], str]] = [
     ({"tools": [SEARCH], "tool_choice": {"type": "tool", "name": "web_search"}}, "tool_choice"),
     ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type must be custom"),
     ({"tools": [{"input_schema": {}}]}, "tools[0] of type custom needs name"),
+    ({"messages": [{"role": "user"}]}, "messages[0] of role user needs content"),
+    ({"messages": [{"role": "system"}]}, "messages"),
     *((choosing(name), "tool_choice") for name in (None, "", "a" * 257)),
     ({"thinking": {"type": "enabled", "budget_tokens": -1}}, "thinking.budget_tokens"),
 ]

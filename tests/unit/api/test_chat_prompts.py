@@ -134,6 +134,68 @@ def test_a_reminder_for_one_turn_ends_with_that_turn(
     assert any(message.role == "system" for message in chat.messages) == (not follows)
 
 
+def changing(kind: str, **tool: Any) -> dict[str, Any]:
+    return {"role": "system", "content": [{"type": kind, "tool": tool}]}
+
+
+def referring(kind: str, name: str) -> dict[str, Any]:
+    return changing(kind, type="tool_reference", name=name)
+
+
+def test_messages_add_and_remove_tools() -> None:
+    listen = {"name": "listen", "description": "New", "input_schema": {"type": "object"}}
+    turns = [
+        user("Look!"),
+        referring("tool_addition", "look"),
+        referring("tool_removal", "feel"),
+        changing("tool_addition", type="tool_definition", definition=listen),
+        referring("tool_removal", "look"),
+        changing("tool_addition", type="mcp_toolset_reference", server_name="a"),
+        assistant("Yes?"),
+        referring("tool_addition", "look"),
+        user("Listen!"),
+    ]
+    tools: list[Any] = [{"name": name, "input_schema": {}} for name in ("look", "listen", "feel")]
+    chat = chat_of(PromptBody.model_validate({"messages": turns, "tools": tools}))
+    assert [(tool.name, tool.description) for tool in chat.tools] == [
+        ("look", None),
+        ("listen", "New"),
+    ]
+    assert [message.role for message in chat.messages] == ["user", "assistant", "user"]
+    with pytest.raises(InvalidRequest, match=r"messages\[1\]\.content\[0\]\.tool\.name must be"):
+        chat_of(PromptBody.model_validate({"messages": turns, "tools": tools[1:]}))
+
+
+def setting(effort: str) -> dict[str, Any]:
+    return {"role": "system", "output_config": {"effort": effort}}
+
+
+RESULT = {"type": "tool_result", "tool_use_id": "1", "content": "a"}
+USE = {"type": "tool_use", "id": "1", "name": "look", "input": {}}
+REMINDER = {"type": "text", "text": "Be brief."}
+
+
+@pytest.mark.parametrize(
+    ("follows", "effort"),
+    [
+        ([], "low"),
+        ([setting("high")], "high"),
+        ([{"role": "assistant", "content": [USE]}, user([RESULT])], "low"),
+        ([assistant("Hello"), user("And?")], "medium"),
+        ([assistant("Hello"), user([{"type": "text", "text": "And?"}])], "medium"),
+        ([{"role": "assistant", "content": [USE]}, user([RESULT, REMINDER])], "low"),
+    ],
+)
+def test_a_system_message_sets_the_effort_of_its_turn(
+    follows: list[dict[str, Any]], effort: str
+) -> None:
+    turns = [user("Hi"), setting("low"), *follows]
+    config = {"output_config": {"effort": "medium"}}
+    chat = chat_of(PromptBody.model_validate({"messages": turns, **config}))
+    assert chat.reasoning.effort == effort
+    assert all(message.role != "system" for message in chat.messages)
+
+
 def test_each_dialect_passes_variables_to_the_template() -> None:
     variables = {"chat_template_kwargs": {"documents": ["a"], "verbosity": "low"}}
     chats = [

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -61,7 +61,7 @@ class TextBlock(OpenBody):
         "text", "image", "document", "search_result",
         "thinking", "redacted_thinking", "tool_use", "tool_result",
         "tool_reference", "server_tool_use", "web_search_tool_result", "tool_search_tool_result",
-        "mcp_tool_listing", "fallback",
+        "mcp_tool_listing", "fallback", "tool_addition", "tool_removal",
     ] = Field(description=f"ignored are {', '.join(sorted(IGNORED_BLOCKS))}")  # fmt: skip
     text: str = ""
     source: TextOr[Source] | None = Field(None, description="of a search_result: a string")
@@ -80,29 +80,6 @@ class TextBlock(OpenBody):
 
 
 TextContent = TextOrMany[TextBlock]
-
-
-class ContentBlock(TextBlock):
-    thinking: str = ""
-    signature: str = Field("", description="of a thinking block; without effect here")
-    id: str = ""
-    name: ToolName = ""
-    input: JsonObject = Field(default_factory=dict)
-    tool_use_id: str = ""
-    content: TextContent = ""  # type: ignore[assignment]
-    is_error: Flag = Field(
-        False, description="the call failed: the model reads its result after 'Error: '"
-    )
-
-    _is_named = needed_by({"tool_use": "name"})
-
-
-class TurnMessage(OpenBody):
-    role: Literal["user", "assistant", "system"]
-    content: TextOrMany[ContentBlock]
-    clear_at: Literal["next_user_message", "never"] = Field(
-        "never", description="next_user_message: dropped if a message of the user follows"
-    )
 
 
 _SERVER_TOOL = re.compile(
@@ -126,6 +103,69 @@ class ToolFields(OpenBody):
         return value
 
     _is_named = needed_by({"custom": "name"})
+
+
+_REMOTE_CHANGES = frozenset({"mcp_tool_reference", "mcp_toolset_reference"})
+_IGNORED_KINDS = IGNORED_BLOCKS | _REMOTE_CHANGES
+
+
+class ToolChange(OpenBody):
+    """The tool that a block adds or removes."""
+
+    type: Literal[
+        "tool_reference", "tool_definition", "mcp_tool_reference", "mcp_toolset_reference"
+    ] = Field(description="those of MCP are ignored, like tools that Anthropic itself runs")
+    name: ToolName = ""
+    definition: ToolFields | None = None
+
+    _is_named = needed_by({"tool_reference": "name", "tool_definition": "definition"})
+
+
+class ContentBlock(TextBlock):
+    thinking: str = ""
+    signature: str = Field("", description="of a thinking block; without effect here")
+    id: str = ""
+    name: ToolName = ""
+    input: JsonObject = Field(default_factory=dict)
+    tool_use_id: str = ""
+    content: TextContent = ""  # type: ignore[assignment]
+    is_error: Flag = Field(
+        False, description="the call failed: the model reads its result after 'Error: '"
+    )
+    tool: ToolChange | None = Field(None, description="of a tool_addition or tool_removal")
+
+    _is_named = needed_by({"tool_use": "name"})
+    _has_tool = needed_by({"tool_addition": "tool", "tool_removal": "tool"})
+
+
+class TurnConfig(OpenBody):
+    effort: str | None = None
+
+
+class TurnMessage(OpenBody):
+    role: Literal["user", "assistant", "system"]
+    content: TextOrMany[ContentBlock] = Field("", description="optional for system only")
+    output_config: TurnConfig = Field(
+        TurnConfig(), description="of a system message: for the answers to this turn of the user"
+    )
+    clear_at: Literal["next_user_message", "never"] = Field(
+        "never", description="next_user_message: dropped if a message of the user follows"
+    )
+
+    @model_validator(mode="after")
+    def _has_content(self) -> Self:
+        if self.role != "system" and "content" not in self.model_fields_set:
+            raise wrong("required", f"of role {self.role} needs content")
+        return self
+
+    @property
+    def blocks(self) -> tuple[ContentBlock, ...]:
+        return () if isinstance(self.content, str) else self.content
+
+    @property
+    def begins_turn(self) -> bool:
+        """Whether it is the user's, without results of calls, with which the turn goes on."""
+        return self.role == "user" and all(block.type != "tool_result" for block in self.blocks)
 
 
 class ToolChoice(OpenBody):
@@ -179,8 +219,17 @@ class PromptBody(TemplateFields):
         )
 
     @property
+    def effort(self) -> str | None:
+        for message in reversed(self.messages):
+            if message.role == "system" and message.output_config.effort is not None:
+                return message.output_config.effort
+            if message.begins_turn:
+                break
+        return self.output_config.effort
+
+    @property
     def reasoning(self) -> ReasoningOptions:
-        effort, thinking = self.output_config.effort, self.thinking
+        effort, thinking = self.effort, self.thinking
         if thinking is None:
             return ReasoningOptions(effort=effort)
         return ReasoningOptions(
@@ -215,21 +264,50 @@ def read(body: MessagesBody, state: AppState) -> Generate:
         formats=body.formats,
         stop=body.stop_sequences,
         ignored=(
-            *(f"tools.{tool.type}" for tool in body.tools if tool.type != "custom"),
-            *(f"messages.{kind}" for kind in sorted(IGNORED_BLOCKS & _kinds(body))),
+            *(f"tools.{tool.type}" for _, tool in _tools(body) if tool.type != "custom"),
+            *(f"messages.{kind}" for kind in sorted(_IGNORED_KINDS & _kinds(body))),
         ),
         **body.own("msg_"),
     )
 
 
 def _kinds(body: PromptBody) -> set[str]:
-    """The types of all blocks in messages and in tool results."""
+    """The types of all blocks in messages and in tool results, and of the tools they change."""
     found = set[str]()
     for message in body.messages:
-        for block in () if isinstance(message.content, str) else message.content:
+        for block in message.blocks:
             found.add(block.type)
             found.update(each.type for each in block.content if not isinstance(each, str))
+            if block.tool is not None:
+                found.add(block.tool.type)
     return found
+
+
+def _tools(body: PromptBody) -> Iterator[tuple[str, ToolFields]]:
+    """The tools at the end of the conversation, whose messages may add and remove some, each with
+    its path.
+
+    Raises:
+        InvalidRequest: a message refers to an unknown tool.
+    """
+    added: dict[str, tuple[str, ToolFields]] = {}
+    known, removed = {tool.name for tool in body.tools}, set[str]()
+    for index, message in enumerate(body.messages):
+        for position, block in enumerate(message.blocks):
+            path, change = f"messages[{index}].content[{position}].tool", block.tool
+            if change is None or change.type in _REMOTE_CHANGES:
+                continue
+            name = change.name
+            if change.definition is not None:
+                name = change.definition.name
+                added[name] = f"{path}.definition", change.definition
+            elif name not in known and name not in added:
+                raise refusal(f"{path}.name", "enum", "must be the name of one of the tools")
+            (removed.add if block.type == "tool_removal" else removed.discard)(name)
+    gone = added.keys() | removed
+    own = ((f"tools[{index}]", tool) for index, tool in enumerate(body.tools))
+    yield from ((path, tool) for path, tool in own if tool.name not in gone)
+    yield from (pair for name, pair in added.items() if name not in removed)
 
 
 def chat_of(body: PromptBody) -> Chat:
@@ -248,17 +326,22 @@ def chat_of(body: PromptBody) -> Chat:
     )
     turns = groupby(placed, key=lambda pair: pair[1].role)
     messages = (*system, *(flat for role, turn in turns for flat in _turn(role, turn)))
+    if not messages:
+        raise refusal("messages", "minItems", "must have a message with content")
     if len(messages) > MAX_MESSAGES:
         what = f"must be at most {MAX_MESSAGES}; each tool result counts as one"
         raise refusal("messages", "maxItems", what)
+    tools = tuple(
+        Tool(tool.name, f"{path}.input_schema", tool.description, tool.input_schema)
+        for path, tool in _tools(body)
+        if tool.type == "custom"
+    )
+    if len(tools) > MAX_TOOLS:
+        raise refusal("tools", "maxItems", f"must be at most {MAX_TOOLS}, with those of messages")
     continues, choice = body.messages[-1].role == "assistant", body.tool_choice
     return Chat(
         messages=messages,
-        tools=tuple(
-            Tool(tool.name, f"tools[{index}].input_schema", tool.description, tool.input_schema)
-            for index, tool in enumerate(body.tools)
-            if tool.type == "custom"
-        ),
+        tools=tools,
         tool_choice="auto" if choice is None else _choice(choice),
         parallel_tool_calls=False if choice and choice.disable_parallel_tool_use else None,
         continues=continues,
@@ -308,7 +391,7 @@ def _joined(first: Message, second: Message) -> Message:
 
 def _flat(message: TurnMessage, path: str) -> Iterator[Message]:
     """A message for each tool result, then the rest of the message, if there is any."""
-    blocks = () if isinstance(message.content, str) else message.content
+    blocks = message.blocks
     results = [(i, block) for i, block in enumerate(blocks) if block.type == "tool_result"]
     for index, block in results:
         content = _content(block.content, f"{path}[{index}].content")
@@ -325,7 +408,7 @@ def _flat(message: TurnMessage, path: str) -> Iterator[Message]:
             if block.type == "tool_use"
         ),
     )
-    if not results or rest.tool_calls or rest.content:
+    if rest.tool_calls or rest.content or not (results or message.role == "system"):
         yield rest
 
 
