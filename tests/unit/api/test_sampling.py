@@ -426,6 +426,19 @@ def test_a_response_has_the_forms_and_the_budget_of_a_chat(fields: dict[str, Any
     assert response.input.reasoning.budget == chat.input.reasoning.budget == 5
 
 
+def test_an_item_updates_the_settings_of_a_response() -> None:
+    schema = {"type": "json_schema", "name": "a", "schema": {"type": "object"}}
+    updates: list[Any] = [
+        {"reasoning": {"effort": "low"}, "text": {"format": schema}},
+        {"reasoning": {"effort": "high"}},
+    ]
+    items = [{"type": "configuration_update", **update} for update in updates]
+    asked = {"text": {"format": {"type": "json_object"}}, "reasoning": {"effort": "medium"}}
+    found = OPEN[2].read(OPEN[2].body(input=[*USER, *items], **asked), STATE)
+    assert found.input.reasoning.effort == "high" and len(found.input.messages) == 1
+    assert [form.path for form in found.formats] == ["input[1].text.format.schema"]
+
+
 IDS = st.one_of(
     st.integers(),
     st.floats(),

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from worker.api.chat.chat_fields import (
     MAX_MESSAGES,
@@ -59,8 +59,9 @@ class Thought(OpenBody):
 
 _IGNORED_ITEMS = frozenset({"web_search_call", "tool_search_call", "mcp_list_tools"})
 """Items of OpenAI's own tools, which contain nothing that a model here could use."""
-_DECLARING_ITEMS = frozenset({"additional_tools", "tool_search_output"})
-"""Items with tools, which the model here gets from the start, like those of `tools`."""
+_UPDATE = "configuration_update"
+_SETTING_ITEMS = frozenset({"additional_tools", "tool_search_output", _UPDATE})
+"""Items without words of the conversation: their tools and settings are added to the body's."""
 _UNREADABLE = {
     "item_reference": "only refers to an item, and nothing is stored; send the item itself",
     "compaction": "holds a conversation that only OpenAI can read; begin a new one",
@@ -147,6 +148,32 @@ def qualified_name(name: str, namespace: str | None) -> str:
     return f"{namespace.rstrip('_')}__{name.lstrip('_')}" if namespace else name
 
 
+class TextFormat(OpenBody):
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    schema_: JsonObject | None = Field(None, validation_alias="schema", description="a JSON schema")
+    strict: Flag | None = None
+
+    _has_schema = needed_by({"json_schema": "schema_"})
+
+    @property
+    def in_answer(self) -> JsonObject:
+        """The format as an answer repeats it; OpenAI's SDK requires all fields of a schema."""
+        if self.type != "json_schema":
+            return {"type": self.type}
+        named = {"name": self.name or "", "schema": self.schema_, "strict": self.strict}
+        return {"type": self.type, **named}
+
+
+class TextOptions(OpenBody):
+    format: TextFormat | None = None
+    verbosity: str | None = None
+
+
+class Effort(OpenBody):
+    effort: str | None = None
+
+
 class InputItem(OpenBody):
     """A message, a call, its output, or the model's reasoning."""
 
@@ -191,33 +218,25 @@ class InputItem(OpenBody):
         return self
 
 
-Items = Annotated[Many[InputItem], Field(min_length=1, max_length=MAX_MESSAGES)]
+class SettingsItem(OpenBody):
+    """Settings that replace the body's."""
+
+    type: Literal["configuration_update"]
+    id: str | None = Field(None, description="no effect")
+    reasoning: Effort = Effort()
+    text: TextOptions = TextOptions()
 
 
-class TextFormat(OpenBody):
-    type: Literal["text", "json_object", "json_schema"]
-    name: str | None = None
-    schema_: JsonObject | None = Field(None, validation_alias="schema", description="a JSON schema")
-    strict: Flag | None = None
-
-    _has_schema = needed_by({"json_schema": "schema_"})
-
-    @property
-    def in_answer(self) -> JsonObject:
-        """The format as an answer repeats it; OpenAI's SDK requires all fields of a schema."""
-        if self.type != "json_schema":
-            return {"type": self.type}
-        named = {"name": self.name or "", "schema": self.schema_, "strict": self.strict}
-        return {"type": self.type, **named}
+def _kind_of_item(value: object) -> str:
+    kind = value.get("type") if isinstance(value, dict) else None
+    return "~settings" if kind == _UPDATE or isinstance(value, SettingsItem) else "~item"
 
 
-class TextOptions(OpenBody):
-    format: TextFormat | None = None
-    verbosity: str | None = None
-
-
-class Effort(OpenBody):
-    effort: str | None = None
+AnyItem = Annotated[
+    Annotated[InputItem, Tag("~item")] | Annotated[SettingsItem, Tag("~settings")],
+    Discriminator(_kind_of_item),
+]
+Items = Annotated[Many[AnyItem], Field(min_length=1, max_length=MAX_MESSAGES)]
 
 
 class AllowedTool(OpenBody):
@@ -278,15 +297,31 @@ class ResponsesBody(TemplateFields, ConstraintFields, SamplingFields, OwnFields,
     prompt: Any = Field(None, description="not supported: nothing is stored")
 
     @property
-    def items(self) -> tuple[InputItem, ...]:
+    def items(self) -> tuple[InputItem | SettingsItem, ...]:
         return () if isinstance(self.input, str) else self.input
+
+    @property
+    def effort(self) -> str | None:
+        """That of the last item that sets one, else the body's."""
+        updates = [item for item in reversed(self.items) if isinstance(item, SettingsItem)]
+        return next(
+            filter(None, (each.reasoning.effort for each in updates)), self.reasoning.effort
+        )
+
+    @property
+    def text_format(self) -> tuple[str, TextFormat | None]:
+        """The format of the last item that sets one, else the body's; with its path."""
+        for index, item in reversed(list(enumerate(self.items))):
+            if isinstance(item, SettingsItem) and item.text.format is not None:
+                return f"input[{index}].text.format", item.text.format
+        return "text.format", self.text.format
 
     @property
     def lists_of_tools(self) -> Iterator[tuple[str, Many[ResponseTool]]]:
         """The body's lists of tools, each with its path."""
         yield "tools", self.tools
         for index, item in enumerate(self.items):
-            if item.type in _DECLARING_ITEMS:
+            if isinstance(item, InputItem) and item.type in _SETTING_ITEMS:
                 yield f"input[{index}].tools", item.tools
 
     @property
@@ -303,7 +338,7 @@ def read(body: ResponsesBody, state: AppState) -> Generate:
         input=chat_of(body),
         sampling=body.sampling(state, body.logprobs),
         max_tokens=body.max_output_tokens,
-        formats=(*_formats_of(body.text.format), *body.formats),
+        formats=(*_formats_of(*body.text_format), *body.formats),
         stop=body.stop,
         ignored=(
             *(
@@ -332,7 +367,7 @@ def chat_of(body: ResponsesBody) -> Chat:
     if named := [name for name in stored if getattr(body, name) is not None]:
         what = "is not honoured: nothing is stored; send the whole input"
         raise invalid([fault(name, "unsupported", f"{name} {what}") for name in named])
-    if (kinds := _kinds(body)) and kinds <= _IGNORED_ITEMS | _DECLARING_ITEMS:
+    if (kinds := _kinds(body)) and kinds <= _IGNORED_ITEMS | _SETTING_ITEMS:
         what = f"must have an item besides {' and '.join(sorted(kinds))}, which models cannot read"
         raise refusal("input", "minItems", what)
     verbosity = body.text.verbosity
@@ -345,7 +380,7 @@ def chat_of(body: ResponsesBody) -> Chat:
         messages=tuple(_messages(body)),
         tools=tuple(tools),
         parallel_tool_calls=body.parallel_tool_calls,
-        reasoning=ReasoningOptions(body.reasoning_budget, effort=body.reasoning.effort),
+        reasoning=ReasoningOptions(body.reasoning_budget, effort=body.effort),
         template_variables={**body.chat_template_kwargs, **variables},
         path="input",
     )
@@ -380,6 +415,8 @@ def _messages(body: ResponsesBody) -> list[Message]:
     if isinstance(body.input, str):
         return [*messages, Message("user", content_of(body.input, "input"))]
     for index, item in enumerate(body.input):
+        if isinstance(item, SettingsItem):
+            continue
         content = content_of(item.content, f"input[{index}].content")
         turn = messages[-1] if messages and messages[-1].role == "assistant" else None
         match item.type:
@@ -410,11 +447,11 @@ def _messages(body: ResponsesBody) -> list[Message]:
     return messages
 
 
-def _formats_of(form: TextFormat | None) -> tuple[JsonSchema, ...]:
+def _formats_of(path: str, form: TextFormat | None) -> tuple[JsonSchema, ...]:
     match form:
         case TextFormat(type="json_schema"):
-            return (JsonSchema(form.schema_, "text.format.schema", form.strict is True),)
+            return (JsonSchema(form.schema_, f"{path}.schema", form.strict is True),)
         case TextFormat(type="json_object"):
-            return (JsonSchema(ANY_OBJECT, "text.format"),)
+            return (JsonSchema(ANY_OBJECT, path),)
         case _:
             return ()
