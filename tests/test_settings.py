@@ -233,6 +233,15 @@ def test_a_wrong_value_is_named_with_what_would_be_right(
     assert "\n" not in message and "validation error" not in message
 
 
+def test_words_are_read_in_any_case(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("LLORCH_LOG_LEVEL", "INFO")
+    file = tmp_path / "worker.toml"
+    file.write_text('kv_type = "Q8_0"\nrope_scaling = "YaRN"')
+    settings = load("--outtype", "Q4_K_M", "--config", str(file))
+    assert (settings.outtype, settings.log_level) == ("q4_k_m", "info")
+    assert (settings.engine.kv_type, settings.engine.rope_scaling) == ("q8_0", "yarn")
+
+
 TEXTS = [name for name in FLAGS if not is_switch(FIELDS[name])]
 
 

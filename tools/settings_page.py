@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import get_args
 
 from pydantic.fields import FieldInfo
 
 from worker.errors import flag
 from worker.flags import GROUPS, shown_default
 from worker.setting_faults import ENV_ONLY, variable_of
-from worker.settings import BACKEND_FIELDS, FIELDS, group_of
+from worker.settings import BACKEND_FIELDS, FIELDS, group_of, words_of
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "settings.md"
 HEAD = """\
@@ -26,7 +25,7 @@ as `LLORCH_MODEL`, `BIND_ADDR` (HOST:PORT) as `LLORCH_HOST` and `LLORCH_PORT`, a
 
 - A switch is set by `--page` or `--no-page`, `LLORCH_PAGE=off` or `page = false`. The worker
   chooses the switches without a default, `--mmap` and `--kv-unified`.
-- If a row ends with a list of values, the setting takes one of them: `--blas on`.
+- If a row ends with a list of values, the setting takes one of them, in any case: `--blas on`.
 - A repeatable setting is a list in the file, `lora = ["sql=sql.gguf", "law=./folder:0.8"]`, and
   separated by commas in a variable, `LLORCH_ALLOW_HOST=a.example,b.example`.
 - Tokens can only be set by variables. An empty variable counts as unset.
@@ -60,9 +59,7 @@ def _default(info: FieldInfo) -> str:
 
 def _text(field: str, info: FieldInfo) -> str:
     text = info.description or ""
-    words = [w for each in get_args(info.annotation) for w in (get_args(each) or (each,))]
-    choices = [f"`{word}`" for word in words if isinstance(word, str)]
-    if choices:
+    if choices := [f"`{word}`" for word in words_of(info)]:
         text += f" ({', '.join(choices)})"
     if field in BACKEND_FIELDS:
         text += f" (`llorch-{BACKEND_FIELDS[field]}` only)"

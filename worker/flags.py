@@ -15,7 +15,7 @@ from worker.errors import ConfigError, flag
 from worker.expectations import closest
 from worker.installation import own_version
 from worker.setting_faults import ENV_ONLY, ENV_PREFIX
-from worker.settings import BACKEND_FIELDS, FIELDS, group_of, is_switch
+from worker.settings import BACKEND_FIELDS, FIELDS, group_of, is_switch, words_of
 from worker.wire.backends import BackendName
 
 GROUPS = {
@@ -210,10 +210,8 @@ def _add_flag(
     if any(get_origin(each) is tuple for each in get_args(info.annotation)):
         group.add_argument(flag(field), nargs="+", metavar="N", help=text)
         return
-    kinds = get_args(info.annotation)
-    words = [word for kind in kinds for word in get_args(kind) or (kind,)]  # of `Literal | None`
-    choices = [word for word in words if isinstance(word, str)]
-    metavar = "{" + ",".join(choices) + "}" if choices else _metavar(field, info)
+    words = words_of(info)
+    metavar = "{" + ",".join(words) + "}" if words else _metavar(field, info)
     group.add_argument(flag(field), metavar=metavar, help=text)
     if field in _NONE_FLAGS:
         no = flag(field).replace("--", "--no-", 1)

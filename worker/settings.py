@@ -38,7 +38,9 @@ from pydantic import (
     BeforeValidator,
     Field,
     ValidationError,
+    ValidationInfo,
     create_model,
+    field_validator,
     model_validator,
 )
 from pydantic.fields import FieldInfo
@@ -415,6 +417,13 @@ class Settings(_TableFields):
         """`allow_media_host` as hosts and ports; without a port, any."""
         return tuple(map(_media_host, self.allow_media_host))
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _in_any_case(cls, value: Any, info: ValidationInfo) -> Any:
+        """Words are read in any case: types of weights are usually written like Q4_K_M."""
+        is_word = isinstance(value, str) and words_of(cls.model_fields[info.field_name or ""])
+        return value.lower() if is_word else value
+
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         for field, why in self._conflicts():
@@ -601,6 +610,13 @@ def refuse_by_form(name: str, value: Any, origin: str, backend: BackendName) -> 
         raise ConfigError(f"{origin} has the character U+0000.", field=name)
     if isinstance(value, bool) and not is_switch(FIELDS[name]):
         raise ConfigError(f"{origin} is {str(value).lower()}; it is not a switch.", field=name)
+
+
+def words_of(info: FieldInfo) -> list[str]:
+    """The words that a setting can have; empty if it is not limited to some."""
+    kinds = get_args(info.annotation)
+    words = [word for kind in kinds for word in get_args(kind) or (kind,)]  # of `Literal | None`
+    return [word for word in words if isinstance(word, str)]
 
 
 def is_switch(info: FieldInfo) -> bool:

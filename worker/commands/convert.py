@@ -226,7 +226,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_source(convert)
     _add_destination(convert)
     text = "type of the weights (default: q8_0)"
-    convert.add_argument("--outtype", choices=[*FORMATS], default="q8_0", help=text)
+    convert.add_argument("--outtype", type=str.lower, choices=[*FORMATS], default="q8_0", help=text)
     convert.add_argument(
         "--imatrix", type=_path, help="importance matrix, for types of fewer than 8 bits"
     )

@@ -83,7 +83,7 @@ def test_importance_changes_what_is_kept(tmp_path: Path) -> None:
     assert all(np.array_equal(new[n], weights / 2) for n in names)
 
     plain = converted(TINY, tmp_path / "plain.gguf", "--outtype", "q4_k_m")
-    flags = ("--outtype", "q4_k_m", "--imatrix", str(tmp_path / "new.gguf"))
+    flags = ("--outtype", "Q4_K_M", "--imatrix", str(tmp_path / "new.gguf"))
     weighted = converted(TINY, tmp_path / "weighted.gguf", *flags)
     assert plain.read_bytes() != weighted.read_bytes()
 
