@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from worker.errors import ModelError
+from worker.models.gguf.faults import stand_in
 from worker.models.gguf.header import split_names
 from worker.models.reference import is_projector
 
@@ -110,6 +111,9 @@ def no_tokenizer(names: Collection[str]) -> str:
 def _check_file(path: Path) -> None:
     if not path.is_file():
         raise ModelError(f"{path} {_fault(path, 'file')}", path=str(path))
+    with path.open("rb") as file:
+        if other := stand_in(file.read(24)):
+            raise ModelError(f"{path} {other}", path=str(path))
 
 
 def _fault(path: Path, wanted: str) -> str:

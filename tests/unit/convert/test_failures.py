@@ -70,6 +70,12 @@ def unlinked(folder: Path, name: str) -> None:
     (folder / name).symlink_to(folder / "gone")
 
 
+def unfetched(folder: Path, name: str) -> None:
+    """Leave what `git clone` writes without Git LFS."""
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+    (folder / name).write_text(pointer)
+
+
 def share_an_id(folder: Path) -> None:
     with rewritten(folder / "tokenizer.json") as tokenizer:
         vocab = tokenizer["model"]["vocab"]
@@ -144,6 +150,10 @@ CASES: list[tuple[str, Damage, str]] = [
         "llama",
         lambda f: (f / "tokenizer.json").rename(f / "hy.tiktoken"),
         "hy.tiktoken can be read only",
+    ),
+    *(
+        ("llama-shards", partial(unfetched, name=name), f"{name} is a Git LFS pointer")
+        for name in ("tokenizer.json", INDEX, SHARD)
     ),
     ("llama-shards", partial(unlinked, name=SHARD), f"{SHARD} is a dangling link"),
     ("llama", config(architectures=["LlamaForCausalLn"]), "LlamaForCausalLM"),
