@@ -397,15 +397,16 @@ def test_what_the_web_uis_switches_mean() -> None:
         ("bad_words", ["word"], []),
         ("allowed_token_ids", [1], []),
         ("use_beam_search", True, False),
+        ("include_stop_str_in_output", True, False),
         ("num_beams", 2, 1),
     ],
 )
-def test_a_choice_of_tokens_that_is_not_supported_is_refused(
+def test_what_would_change_the_answer_is_refused_unless_it_is_off(
     name: str, value: Any, off: Any
 ) -> None:
     for dialect in OPEN:
         (message,) = dialect.faults(**{name: value}).values()
-        assert f"{name} belongs to a sampler" in message
+        assert f"{name} is not supported" in message
         assert message.endswith(f"turn it off with {json.dumps(off)}")
         dialect.body(**{name: off})
 

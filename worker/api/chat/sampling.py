@@ -105,7 +105,7 @@ def _banned(value: Any) -> Any:
 def _is_off(off: Any, value: Any) -> Any:
     if value != off and value:
         instead = f"leave it out, or turn it off with {json.dumps(off)}"
-        raise wrong("unsupported", f"belongs to a sampler that is not supported; {instead}")
+        raise wrong("unsupported", f"is not supported; {instead}")
     return value
 
 
@@ -115,8 +115,9 @@ _OTHERS = {
     "bad_words": [],
     "allowed_token_ids": [],
     "use_beam_search": False,
+    "include_stop_str_in_output": False,
 }
-"""Fields of other servers that change which tokens are drawn → the value that turns them off."""
+"""Fields of other servers that change the answer → the value that turns them off."""
 
 
 Order = Annotated[Many[str], BeforeValidator(_order, list[str] | str)]
