@@ -803,6 +803,7 @@ def called(arguments: str) -> str:
         (True, True),
         ({"properties": {"name": {}, "arguments": {}}}, False),
         ({"properties": {"name": {}, "sure": {}}}, False),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"properties": {"name": {}}}}}, False),
         ({"type": "array"}, False),
     ],
 )

@@ -75,7 +75,7 @@ def strings() -> Any:
 
 
 ATOMS = st.sampled_from(
-    r"a . \w \d \0 \1 \a \c \e \k \z \A \Z \b \/ \- \< \cA \x41 \x4 \u0041 \ud83d \u{41} \u{ \p{L} "
+    r"a . \w \d \0 \1 \a \c \e \k \z \A \Z \b \/ \- \< \cA \x41 \x4 \u0041 \uDa3d \u{41} \u{ \p{L} "
     r"\pL \p{ \ü ü [^] [] []a] [^]a] [[a] [^[\]] [a-] [\w.-] [\0] [\b] [\cA] [[:alpha:]] [!&&a] "
     r"{ } ] {,3} ^a b$ a|^b a$|b (?i) (?m) (?=a) (?<=a) (?#a) (?>a) (?m:^) (?P=n) (?<$>a)".split()
 )

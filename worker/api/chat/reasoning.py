@@ -20,7 +20,8 @@ EFFORT_TOKENS = {"none": 0, "minimal": 256, "low": 512, "medium": 2048, "high": 
 """The budget of an effort, for templates without `reasoning_effort`; other efforts have no limit.
 The numbers are those of llama-server's page."""
 _LEAST = ("none", "no_think", "minimal", "low")
-"""Words for the least effort, as templates name them; gpt-oss's names none, but it knows `low`."""
+"""Words for the least effort. A template with a default effort, such as gpt-oss's `medium`, gets
+the first one that it names, or `low`."""
 UNLIMITED = -1
 
 ReasoningChoice = tuple[bool | None, str | None, int | None]
@@ -89,8 +90,10 @@ def template_variables(chat: Chat, choice: ReasoningChoice, state: AppState) -> 
         if type(found.get(name)) is kind:  # `choice` includes it, or overrides it
             del found[name]
     if effort == "none":
-        quoted = (word for word in _LEAST if re.search(rf"""(["']){word}\1""", template))
-        effort = next(quoted, "low" if "reasoning_effort" in template else None)
+        has_default = re.search(r"set reasoning_effort\s*=", template) is not None
+        words = _LEAST if has_default else _LEAST[:1]
+        quoted = (word for word in words if re.search(rf"""(["']){word}\1""", template))
+        effort = next(quoted, "low" if has_default else None)
     if effort is not None:
         found["reasoning_effort"] = effort
     if budget is not None and "thinking_budget" in template:

@@ -65,7 +65,7 @@ def constrain(asked: Format | ForcedCalls, *, strict: bool = False) -> Constrain
     match asked:
         case JsonSchema(schema, calls=tools):
             root = schemas.compiled(schema, path)
-            resembles_calls = _resembles_a_call(root)
+            resembles_calls = _resembles_a_call(schemas.target_of(root))
             refused = tuple(schemas.not_enforced) if asked.strict else ()
             if tools and root is not False:
                 root = {"anyOf": [root, *_free_calls(schemas, tools)]}

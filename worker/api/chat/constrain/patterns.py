@@ -18,7 +18,7 @@ _IMPLIED_BY_EMAIL = re.compile(r"^(\^)?(?:\(\?!\\\.\)|\(\?!\.\*\\\.\\\.\))+")
 _HEX = "[0-9A-Fa-f]"
 _ESCAPE = (
     r"\\(?:[aftnrvdDsSwW]|(?![0-9A-Za-z<>])[\x00-\x7f]|[xuU]\{[0-9A-Fa-f]+\}"
-    rf"|x{_HEX}{{2}}|u(?!d[89a-f])(?!D[89A-F]){_HEX}{{4}}|U{_HEX}{{8}}|[pP](?:[A-Z]|\{{[^{{}}]+\}}))"
+    rf"|x{_HEX}{{2}}|u(?![dD][89a-fA-F]){_HEX}{{4}}|U{_HEX}{{8}}|[pP](?:[A-Z]|\{{[^{{}}]+\}}))"
 )
 _FLAGS = "(?:[imsuUxR]+(?:-[imsUxR]+)?|-[imsUxR]+)"
 _TOKEN = re.compile(

@@ -158,6 +158,12 @@ class Schemas:
             self.definitions[name] = self.visit(found, where, depth + 1, merged=merged)
         return {"$ref": proofs.DEFINITIONS + self._names[key]}
 
+    def target_of(self, compiled: Any) -> Any:
+        """What a compiled schema refers to, if it is only a reference."""
+        if isinstance(compiled, dict) and compiled.keys() == {"$ref"}:
+            return self.definitions[compiled["$ref"].removeprefix(proofs.DEFINITIONS)]
+        return compiled
+
     def pattern(self, text: str, format: object) -> str | None:
         """The regular expression to enforce; `None` if it cannot be, or exceeds the total size."""
         found = patterns.pattern_of(text, format)
