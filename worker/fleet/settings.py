@@ -288,7 +288,7 @@ def _make_absolute(table: dict[str, Any], folder: Path, place: str) -> None:
     """Make the paths in a table absolute. A relative path to read must exist; an absolute one may
     be on another machine.
 
-    Raises `ConfigError` if it does not exist, or is a folder instead of a file.
+    Raises `ConfigError` if it does not exist, or is not a file where one is needed.
     """
 
     def absolute(given: str, name: str) -> str:
@@ -298,8 +298,9 @@ def _make_absolute(table: dict[str, Any], folder: Path, place: str) -> None:
             return given  # an alias, or a model on the hub
         if name not in _WRITTEN and not is_there and not os.path.isabs(os.path.expanduser(given)):
             raise ConfigError(f"{place}{name}: there is no file {local}")
-        if name in _READ and os.path.isdir(local):
-            raise ConfigError(f"{place}{name}: {local} is a folder, but a file is needed")
+        if name in _READ and is_there and not os.path.isfile(local):  # reading a pipe would block
+            what = "a folder" if os.path.isdir(local) else "a device or a pipe"
+            raise ConfigError(f"{place}{name}: {local} is {what}, but a file is needed")
         return str(local)
 
     for name in (*_REFERENCES, *_READ, *_WRITTEN):

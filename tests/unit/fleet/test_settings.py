@@ -148,6 +148,7 @@ def test_a_workers_gpus_are_among_those_that_ray_has_reserved_for_it(
         ('token_file = "no"\n' + WORKERS, "token_file: there is no file"),
         ('token_file = "."\n' + WORKERS, "is a folder, but a file is needed"),
         ('api_key_file = "/"\n' + WORKERS, "api_key_file: / is a folder, but a file"),
+        ('token_file = "/dev/zero"\n' + WORKERS, "/dev/zero is a device or a pipe, but a file"),
         (WORKERS + 'settings.chat_template = "."', "workers[0].settings.chat_template: "),
         ('host = "http://0.0.0.0"\n' + WORKERS, "host: it must be a host name or an address"),
         ('host = "0.0.0.0:8000"\n' + WORKERS, "host: it must be a host name or an address"),
