@@ -32,7 +32,7 @@ ALLOWED: dict[str, set[str]] = {
     "child_processes": set(),
     "expectations": set(),
     "arguments": {"errors", "expectations"},
-    "cli": set(),
+    "cli": {"errors"},
     "sockets": {"errors"},
     "confinement": {"wire"},
     "setting_faults": {"errors", "expectations"},

@@ -68,16 +68,25 @@ def _command(module: str, function: str, *first: str) -> NoReturn:
         discard_output()
         sys.exit(128 + signal.SIGPIPE)
     except OSError as error:  # from writing output: commands report all other system errors
-        discard_output()
-        with suppress(OSError):
-            name = os.path.basename(sys.argv[0])
-            print(f"{name}: {error.strerror or error}", file=sys.stderr, flush=True)
-        sys.exit(1)
+        _fail(error.strerror or str(error))
+    except (ImportError, MemoryError) as error:  # while a command is imported
+        from worker.errors import system_failure
+
+        if (failure := system_failure(error)) is None:
+            raise
+        _fail(failure.message)
     finally:
         try:
             sys.stderr.flush()
         except OSError:  # at exit, Python would flush again, fail, and exit with 120
             discard_output(2)
+
+
+def _fail(why: str) -> NoReturn:
+    discard_output()
+    with suppress(OSError):
+        print(f"{os.path.basename(sys.argv[0])}: {why}", file=sys.stderr, flush=True)
+    sys.exit(1)
 
 
 def _open_standard_files() -> None:

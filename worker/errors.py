@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -337,6 +338,15 @@ def system_failure(error: Exception) -> WorkerError | None:
     if isinstance(error, RuntimeError) and str(error) == "can't start new thread":  # Python's words
         limits = "ulimit -u or -v, or the container's --pids-limit"
         return WorkerError(f"The system allows no more threads for this user: raise {limits}.")
+    if isinstance(error, MemoryError):
+        limits = "ulimit -v, or the memory of the container"
+        return WorkerError(f"The system gives this process no more memory: raise {limits}.")
+    cause: BaseException = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    if isinstance(cause, ImportError) and str(cause.path).endswith((".so", ".dylib")):
+        remedy = "raise ulimit -v if memory is short, else install the worker again"
+        return WorkerError(f"A library of {sys.prefix} cannot be loaded: {cause}; {remedy}.")
     return None
 
 

@@ -44,7 +44,7 @@ def run(arguments: Sequence[str]) -> int:
     except UnicodeEncodeError as error:
         report.failed(not_utf8(error))
         return ConfigError.exit_code
-    except (OSError, RuntimeError) as error:
+    except Exception as error:
         if (failure := system_failure(error)) is None:
             raise
         if isinstance(error, OSError):
