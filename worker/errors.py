@@ -304,6 +304,7 @@ def of_lock() -> Iterator[None]:
 _REMEDIES = {
     errno.EPERM: "a sandbox such as seccomp may forbid it",
     errno.ENOSYS: "a sandbox such as seccomp may forbid it",
+    errno.ENOLCK: "the file system has no file locks",
     errno.EAGAIN: "raise ulimit -u, or the container's --pids-limit",
     errno.EMFILE: "raise ulimit -n",
     errno.EFBIG: "raise ulimit -f",

@@ -26,6 +26,7 @@ from worker.wire.black_box import BlackBox
         (errno.EMFILE, "ulimit -n"),
         (errno.EFBIG, "ulimit -f"),
         (errno.EAGAIN, "--pids-limit"),
+        (errno.ENOLCK, "no file locks"),
         (errno.ENOMEM, "ulimit -v"),
     ],
 )
