@@ -339,7 +339,7 @@ class Settings(_TableFields):
     api_key_file: Name | None = _setting(None, "server", "a file of keys that clients may send besides the token, one NAME:KEY per line; logs and metrics show the name")
     drain_timeout: Annotated[float, Field(ge=0, le=86400)] = _setting(30.0, "server", "seconds that running streams have to finish when the worker stops")
     page: bool = _setting(True, "server", "serve the worker's status at /, a chat at /chat/ and the API's documentation at /docs/")
-    keepalive: Annotated[float, Field(ge=0, le=3600)] = _setting(15.0, "server", "seconds between comment lines on a silent stream; 0: off")
+    keepalive: Annotated[float, Field(ge=0, le=3600)] = _setting(15.0, "server", "seconds between the signs of life on a silent stream: comment lines, or spaces in a stream of JSON lines; 0: off")
     slow_reader_timeout: Seconds = _setting(30.0, "server", "seconds that a client may leave its answer unread before it is disconnected")
     metrics_interval_ms: Annotated[int, AfterValidator(_off_or_in_range)] = _setting(500, "server", "milliseconds between the metrics events of a stream, 250 to 1000; 0: off")
     log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "server", "lowest level that is logged")

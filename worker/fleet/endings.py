@@ -31,16 +31,18 @@ class Tail:
         """The first and the latest event, each with its last line's end; comments do not count."""
 
     def whole(self, chunk: bytes) -> bytes:
-        """The events that `chunk` completes; an incomplete event is held back."""
+        """The events that `chunk` completes; an incomplete event is held back, but not the spaces
+        before a line: they show that the worker lives."""
         n_seen = max(0, len(self._partial) - len(self._boundary) + 1)
         self._partial += chunk
         cut = self._partial.rfind(self._boundary, n_seen)
-        if cut < 0:
+        if cut < 0 and not (self._boundary == b"\n" and self._partial.isspace()):
             return b""
-        cut += len(self._boundary)
+        cut = len(self._partial) if cut < 0 else cut + len(self._boundary)
         whole = bytes(self._partial[:cut])
         del self._partial[:cut]
-        if events := [each for each in whole.split(self._boundary) if each not in _NO_EVENTS]:
+        parts = map(bytes.lstrip, whole.split(self._boundary))
+        if events := [each for each in parts if each not in _NO_EVENTS]:
             self._first = self._first or events[0] + b"\n"
             self._last = events[-1] + b"\n"
         return whole

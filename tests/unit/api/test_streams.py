@@ -68,6 +68,25 @@ def test_comments_keep_a_queued_stream_alive(scripted: ScriptedFactory) -> None:
     assert stream.text == "a"
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "last"),
+    [
+        ("/api/chat", {"model": "m", "messages": [{"role": "user", "content": "x"}]}, "done"),
+        ("/v1/inference", {"prompt": "Once"}, "stop_reason"),
+    ],
+)
+def test_spaces_keep_a_queued_stream_of_lines_alive(
+    scripted: ScriptedFactory, path: str, body: dict[str, object], last: str
+) -> None:
+    worker = scripted(keepalive=0.05)
+    worker.supervisor.script = [1.5, *story("a")]
+    accept = {"accept": "application/x-ndjson"}
+    answer = httpx.post(f"{worker.base_url}{path}", json=body, headers=accept)
+    assert 6 <= len(answer.text) - len(answer.text.lstrip(" ")) <= 35
+    lines = [json.loads(line) for line in answer.text.splitlines()]
+    assert "error" not in lines[-1] and lines[-1][last]
+
+
 def test_keepalive_zero_is_off(scripted: ScriptedFactory) -> None:
     worker = scripted(keepalive=0, slow_reader_timeout=0.2)
     worker.supervisor.script = [0.3, *story("a")]

@@ -13,7 +13,7 @@ import pytest
 from tests.support import clock
 from tests.unit.fleet.scripted import SSE_HEAD, Conversation, call, fleet_of
 from worker.api.app import DIALECTS
-from worker.api.http.encoding import KEEPALIVE
+from worker.api.http.encoding import KEEPALIVE, LINE_KEEPALIVE
 from worker.api.http.operation import NDJSON, SSE, StreamForm
 from worker.api.http.routes import Routes
 from worker.errors import (
@@ -220,3 +220,16 @@ async def test_events_that_are_split_anywhere_are_forwarded_whole() -> None:
         got = await call(gateway, "/v1/responses", STREAMED)
     assert got.body == stream
     assert all(chunk.endswith(b"\n\n") for chunk in got.chunks)
+
+
+@pytest.mark.parametrize(
+    ("path", "end"),
+    [("/api/chat", b'{"model":"m","done":true}'), ("/v1/inference", b'{"type":"end"}')],
+)
+def test_spaces_between_lines_pass_at_once(path: str, end: bytes) -> None:
+    tail = Tail(forms_at(path)[NDJSON], NDJSON)
+    assert tail.whole(LINE_KEEPALIVE) == LINE_KEEPALIVE
+    assert tail.whole(b'{"type":"token","t":') == b""
+    assert tail.whole(b'" "}\n ') == b'{"type":"token","t":" "}\n'
+    assert tail.whole(LINE_KEEPALIVE + end) == b"" and not tail.has_ended
+    assert tail.whole(b"\n") == b"  " + end + b"\n" and tail.has_ended

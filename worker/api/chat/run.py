@@ -1,7 +1,7 @@
 """Runs a request to generate: starts its jobs and answers with their events, streamed or whole.
 
-A stream gets one chunk for each engine frame, or several with log-probabilities, and a comment
-after a silence. Runs on the event loop; a thread encodes deltas with many log-probabilities.
+A stream gets one chunk for each engine frame, or several with log-probabilities, and a sign of
+life after a silence. Runs on the event loop; a thread encodes deltas with many log-probabilities.
 """
 
 from __future__ import annotations
@@ -23,7 +23,13 @@ from worker.api.chat.media import Link, check_media
 from worker.api.chat.request import Generate
 from worker.api.chat.scored import count_scores
 from worker.api.http.body import deadline_of, name_ignored, read_as
-from worker.api.http.encoding import KEEPALIVE, MANY_VALUES, in_parts, json_answer
+from worker.api.http.encoding import (
+    KEEPALIVE,
+    LINE_KEEPALIVE,
+    MANY_VALUES,
+    in_parts,
+    json_answer,
+)
 from worker.api.http.event_stream import EventStream, cancel_all, while_connected
 from worker.api.http.headers import LATE_HEAD, RESUME
 from worker.api.http.off_loop import in_background
@@ -84,8 +90,7 @@ async def respond(
         structs.replace(each, prompt=prompts[index // asked.n])
         for index, each in enumerate(inference.requests)
     ]
-    is_sse = answer_of.media_type.startswith(SSE)
-    inbox = Inbox(state.settings.keepalive if asked.streams and is_sse else 0)
+    inbox = Inbox(state.settings.keepalive if asked.streams else 0)
     names = names_asked(request, asked.id, state) if asked.streams else ()
     jobs: list[Job] = []
     give_up = partial(cancel_all, jobs)
@@ -136,6 +141,7 @@ async def _streamed(
     """The chunks of a streamed answer. A frame without events means a silence."""
     by_id = {choice.job.request_id: choice for choice in answer.choices}
     asked = answer.asked
+    keepalive = KEEPALIVE if answer.media_type.startswith(SSE) else LINE_KEEPALIVE
     is_scored = asked.sampling.logprobs is not None or asked.prompt_logprobs is not None
     async for events in frames:
         parts: list[bytes] = []
@@ -154,7 +160,7 @@ async def _streamed(
             error.__traceback__ = None  # no cycle: its frames hold the job, which holds it
             yield b"".join(parts) + answer.failure(error)
             return
-        if chunk := b"".join(parts) if events else KEEPALIVE:
+        if chunk := b"".join(parts) if events else keepalive:
             yield chunk
 
 
