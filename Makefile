@@ -26,7 +26,7 @@ help: ## show this list
 setup: ## create .venv with our llama.cpp wheel and the worker (seconds if nothing has changed)
 	@$(PYTHON) -m builds setup --venv $(VENV) --backend $(BACKEND)
 
-run: ## start the worker on the bundled model and print the curl line that streams a story
+run: ## start the worker on the bundled model and print the curl line that streams a story (ARGS="--port 8081")
 	@$(PYTHON) -m builds setup --to-run --venv $(VENV) --backend $(BACKEND)
 	@$(VENV)/bin/llorch-$(BACKEND) $(ARGS)
 

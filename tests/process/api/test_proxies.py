@@ -18,19 +18,21 @@ from tests.conftest import StartWorker
 from tests.support.held import holding
 from tests.support.ports import free_port
 from tests.support.sse import Stream, collect
-from tests.support.worker import WorkerProcess, until
+from tests.support.worker import ROOT, WorkerProcess, until
 
 NGINX = """
 daemon off; pid {folder}/nginx.pid; error_log {folder}/error.log; worker_processes 1;
 events {{ worker_connections 64; }}
 http {{
   access_log off;
+  client_body_buffer_size 4m;  # root's nginx drops its rights, and cannot write to the folder
   client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy;
   fastcgi_temp_path {folder}/f; uwsgi_temp_path {folder}/u; scgi_temp_path {folder}/s;
   {timeouts}
-  server {{ listen 127.0.0.1:{port}; location / {{ proxy_pass http://127.0.0.1:{worker}; }} }}
+  {server}
 }}
 """
+SERVER = "server { listen 127.0.0.1:{port}; location / { proxy_pass http://127.0.0.1:{worker}; } }"
 # The timeouts of Debian's haproxy.cfg; HAProxy itself has none.
 HAPROXY = """
 defaults
@@ -58,8 +60,11 @@ KINDS = [
 
 
 @contextmanager
-def proxy(kind: str, folder: Path, worker: WorkerProcess, timeout_s: int | None) -> Iterator[str]:
-    """A real proxy in front of the worker, with its default timeouts or a shorter one."""
+def proxy(
+    kind: str, folder: Path, worker: WorkerProcess, timeout_s: int | None, server: str = SERVER
+) -> Iterator[str]:
+    """A real proxy in front of the worker, with its default timeouts or a shorter one. `server` is
+    nginx's server block, with {port} and {worker} for the ports."""
     folder.mkdir()
     port = free_port()
     config = folder / "proxy.conf"
@@ -67,7 +72,8 @@ def proxy(kind: str, folder: Path, worker: WorkerProcess, timeout_s: int | None)
     assert program
     if kind == "nginx":
         timeouts = f"proxy_read_timeout {timeout_s}s;" if timeout_s else ""
-        text = NGINX.format(folder=folder, port=port, worker=worker.port, timeouts=timeouts)
+        server = server.replace("{port}", str(port)).replace("{worker}", str(worker.port))
+        text = NGINX.format(folder=folder, timeouts=timeouts, server=server)
         command = [program, "-p", str(folder), "-c", str(config)]
     else:
         timeout_ms = timeout_s * 1000 if timeout_s else 50000
@@ -166,6 +172,27 @@ def test_events_pass_a_proxy_one_by_one(busy: WorkerProcess, tmp_path: Path, kin
             assert busy.get("/health").json()["running"] >= 1
         busy.wait_idle()
     assert busy.metric(cancelled) == before + 1, "the proxy tells that its client has left"
+
+
+@pytest.mark.skipif(not shutil.which("nginx", path=PATH), reason="nginx is not installed")
+def test_the_pages_configuration_serves_browsers_and_long_prompts(
+    share_worker: StartWorker, tmp_path: Path
+) -> None:
+    worker = share_worker("--allow-host", "llm.example.com")
+    page = (ROOT / "docs" / "operations.md").read_text()
+    block = page[
+        page.index("    server {") : page.index("- The worker on a loopback address needs")
+    ]
+    block = block.replace("listen 80;", "listen 127.0.0.1:{port};").replace("8080", "{worker}")
+    assert "{port}" in block and "{worker}" in block
+    with proxy("nginx", tmp_path / "nginx", worker, timeout_s=None, server=block) as base_url:
+        headers = {"host": "llm.example.com", "origin": "https://llm.example.com"}
+        body: dict[str, object] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+        url = f"{base_url}/v1/chat/completions"
+        assert httpx.post(url, json=body, headers=headers, timeout=60).status_code == 200
+        body["messages"] = [{"role": "user", "content": "x" * 2_000_000}]
+        refused = httpx.post(url, json=body, headers=headers, timeout=60)
+        assert "maximum context length" in refused.text, refused.status_code
 
 
 @pytest.mark.long
