@@ -231,6 +231,19 @@ def test_a_tool_reference_becomes_the_tools_name() -> None:
     assert told.content == ("look\n\nlisten",)
 
 
+@pytest.mark.parametrize(
+    ("generates_text", "end"), [(True, "; send a raw prompt"), (False, " and generates no text")]
+)
+def test_only_a_model_that_generates_is_sent_a_raw_prompt(generates_text: bool, end: str) -> None:
+    served = SimpleNamespace(
+        has_chat_template=False, chat_template="", generates_text=generates_text
+    )
+    state = cast(AppState, SimpleNamespace(served=served))
+    body = ChatBody.model_validate({"messages": [user("Hi.")]})
+    with pytest.raises(InvalidRequest, match=f"has no chat template{end}$"):
+        chat_prompt(body.chat(), state)
+
+
 def test_turns_that_few_templates_accept() -> None:
     """Devstral's needs alternating roles and ids of 9 characters, and reads the first part
     unchecked."""

@@ -29,7 +29,8 @@ def chat_prompt(chat: Chat, state: AppState, choice: ReasoningChoice | None = No
     """
     path, template = chat.path, state.served.chat_template
     if not state.served.has_chat_template:
-        what = "cannot be used, as this model has no chat template; send a raw prompt"
+        rest = "; send a raw prompt" if state.served.generates_text else " and generates no text"
+        what = f"cannot be used, as this model has no chat template{rest}"
         raise refusal(path, "unsupported", what)
     if chat.tools or chat.tool_choice != "auto":
         _check_tools(chat)

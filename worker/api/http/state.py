@@ -57,6 +57,7 @@ class ServedModel:
         most_bytes = MEDIA_BYTES if info is None or any(self.modalities.values()) else TEXT_BYTES
         self.max_body_bytes = settings.max_body_bytes or most_bytes
         """The most bytes of a request's body."""
+        self.generates_text = model is None or model.pooling is None
         self.has_chat_template = model is None or model.has_chat_template
         self.chat_template = "\n".join(str(self.metadata[n]) for n in names if n in self.metadata)
         """The chat templates as one text, including the one for tools."""
