@@ -44,7 +44,8 @@ def _not_finite(tensor: OutputTensor, values: npt.NDArray[Any]) -> ModelError:
     if is_copied(values.dtype, tensor.kind) or not np.isfinite(to_float32(values)).all():
         why = "has a NaN or an infinity in its source, with which no answer can be computed"
     else:
-        why = f"has a value that {tensor.kind} cannot hold; f32 can"
+        wider = "f32" if tensor.kind == "BF16" else "bf16 and f32"
+        why = f"has a value that {tensor.kind} cannot hold; {wider} can"
     return ModelError(f"tensor {tensor.name} {why}", tensor=tensor.name)
 
 
