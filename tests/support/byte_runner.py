@@ -323,6 +323,7 @@ def make_sequence(
     is_seeded: bool = False,
     deadline: float | None = None,
     produced: tuple[int, ...] = (),
+    sent_chars: int = 0,
     min_tokens: int = 0,
     most_given: int = 0,
     reports_progress: bool = False,
@@ -345,6 +346,7 @@ def make_sequence(
         deterministic=deterministic,
         deadline=deadline,
         produced=produced,
+        sent_chars=sent_chars,
         reports_progress=reports_progress,
     )
     return Sequence(request_id, request, list(prompt), ByteSampler(most_given))

@@ -158,16 +158,19 @@ class Answers:
 
 
 def _emit(sequence: Sequence, text: str, events: list[Event]) -> None:
-    """Emit a text with the tokens that begin before its end."""
-    if not text:
-        return
-    n_before, sequence.n_sent = sequence.n_sent, sequence.n_sent + len(text)
+    """Emit a text with the tokens that begin before its end, without what earlier engines sent."""
+    request, start = sequence.request, sequence.n_released
+    sequence.n_released += len(text)
+    if start < request.sent_chars:
+        text, start = text[request.sent_chars - start :], request.sent_chars
     ids, logprobs = sequence.pending_ids, sequence.pending_logprobs
-    n = bisect_left(sequence.begins, sequence.n_sent)
-    learned = sequence.sampler.chain.last.state if sequence.request.sampling.learns else ()
-    begins = tuple(begin - n_before for begin in sequence.begins[:n])
-    if not any(begins):
-        begins = ()
+    n = bisect_left(sequence.begins, sequence.n_released)
+    if not (text or n):
+        return
+    learned = sequence.sampler.chain.last.state if request.sampling.learns else ()
+    begins: tuple[int, ...] = ()
+    if n and sequence.begins[n - 1] > start:
+        begins = tuple([max(begin - start, 0) for begin in sequence.begins[:n]])
     scores = tuple(logprobs[:n])
     events.append(Token(sequence.request_id, text, tuple(ids[:n]), scores, learned, begins))
     del ids[:n], logprobs[:n], sequence.begins[:n]

@@ -85,8 +85,8 @@ class Sequence:
     """Where the text of each of them begins in the answer, in characters."""
     n_read: int = 0
     """Characters of the text so far, including those that are held back or cut off."""
-    n_sent: int = 0
-    """Characters that were sent."""
+    n_released: int = 0
+    """Those of them that no stop can cut off any more."""
     end_token: int | None = None
     """The end-of-generation token that was drawn."""
     is_scored: bool = False
@@ -103,7 +103,7 @@ class Sequence:
         for token in self.request.produced:
             self.tokens.append(token)
             text = self.characters.decode(piece(token, self.request.shown_tokens))
-            self.n_sent += len(self.match_stops(text)[0])
+            self.n_released += len(self.match_stops(text)[0])
         self.lines.resume()
         self.begins.clear()
 

@@ -178,6 +178,8 @@ class Job:
     """Whether the prompt's log-probabilities were passed on."""
     _sent_ids: list[int] = field(default_factory=list)
     """Ids of the answer's tokens that were passed on."""
+    _sent_chars: int = 0
+    """Length of the answer's text that was passed on."""
     _n_unsent: int = 0
     """Number of tokens at the answer's end without text, such as those of a stop string."""
     _learned: tuple[float, ...] = ()
@@ -309,7 +311,14 @@ class Job:
         if produced and lines.after_ms and self._first_token_at is not None:
             spent_s = time.monotonic() - self._first_token_at
             lines = replace(lines, spent_ms=round(1000 * spent_s))
-        return replace(work, prompt=prompt, produced=produced, learned=learned, lines=lines)
+        return replace(
+            work,
+            prompt=prompt,
+            produced=produced,
+            sent_chars=self._sent_chars,
+            learned=learned,
+            lines=lines,
+        )
 
     def gather(self, part: PromptScored) -> PromptScored | None:
         """Collect a part; returns all log-probabilities of the prompt once the last has come."""
@@ -361,6 +370,7 @@ class Job:
                 case Token():
                     n_tokens += len(event.token_ids)
                     self._sent_ids += event.token_ids
+                    self._sent_chars += len(event.text)
                     self._learned = event.learned
                 case Started():
                     self.enter(Stage.STARTED)

@@ -200,8 +200,7 @@ class Token(Message, frozen=True, gc=False):
     """The state of a sampler that learns, after these tokens, for the next engine if this one
     dies."""
     begins: tuple[int, ...] = ()
-    """Where each token begins, in characters from the text's beginning; empty if all begin there.
-    One may begin after the text, if a stop holds its own text back."""
+    """Where each token begins, in characters from the text's start; empty if all begin there."""
 
 
 class PromptScored(Message, frozen=True):

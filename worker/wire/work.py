@@ -119,7 +119,10 @@ class InferenceRequest(Struct, frozen=True, tag=True):
     adapters: Applied = ()
     deterministic: bool = False
     produced: tuple[int, ...] = ()
-    """Tokens that an earlier engine sent; the answer continues after them."""
+    """Tokens that earlier engines sent; the answer continues after them."""
+    sent_chars: int = 0
+    """How much of the answer's text they sent. It may end after the text that `produced` releases,
+    because a later token showed that no stop begins there."""
     learned: tuple[float, ...] = ()
     """The state of the sampler after `produced`."""
     field: str = "prompt"

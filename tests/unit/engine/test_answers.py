@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
+
 from tests.support.byte_runner import ByteRunner, make_sequence
 from tests.unit.engine.test_loop import Engine
 from worker.engine.answers import Answers
 from worker.wire.messages import Event, Finished, Token
+
+STOPS = ("ab", "bcd", "ca!", "a!", "c!", "d?d")
 
 
 def test_a_stream_with_stops_looks_each_token_up_once() -> None:
@@ -50,3 +55,31 @@ def test_a_token_that_is_held_back_does_not_come_with_the_text_before_it() -> No
     (sent,) = events
     assert isinstance(sent, Token)
     assert (sent.text, sent.token_ids, len(sent.logprobs)) == ("k", tuple(b"k"), 1)
+
+
+def sent(drawn: Sequence[int], before: Sequence[Token] = ()) -> list[Token]:
+    """Return the events of an answer with these tokens, of which `before` came from engines that
+    died."""
+    produced = tuple(token for event in before for token in event.token_ids)
+    n_chars = sum(len(event.text) for event in before)
+    sequence = make_sequence(1, b"hello", stop=STOPS, produced=produced, sent_chars=n_chars)
+    sequence.n_most = sequence.n_prompt + len(drawn)
+    runner, events = ByteRunner(1, 100, 100, 10), list[Event]()
+    answers = Answers(runner)
+    sequence.follow_produced(runner.piece)
+    for token in drawn[len(produced) :]:
+        if answers.take(sequence, 0, token, events) is not None:
+            break
+    return [*before, *(event for event in events if isinstance(event, Token))]
+
+
+def test_an_engine_that_takes_over_after_any_event_sends_the_rest() -> None:
+    choose, n_held = random.Random(1), 0
+    for _ in range(300):
+        drawn = choose.choices("abcdé!?".encode(), k=12)
+        whole = sent(drawn)
+        for n_events in range(len(whole)):
+            rest = sent(drawn, whole[:n_events])
+            assert rest == whole
+            n_held += rest[n_events].token_ids == ()
+    assert n_held > 20, "text that a later token released"

@@ -82,6 +82,8 @@ class Asked:
     request_id: int = -1
     said: list[int] = field(default_factory=list)
     """The tokens from earlier engines."""
+    text: str = ""
+    """The text from earlier engines."""
     is_over: bool = False
 
 
@@ -154,6 +156,7 @@ class Walk:
             self.engine = self.start()
             for asked in live:
                 asked.said += self.ids(asked)
+                asked.text += self.engine.text(asked.request_id)
                 self.ask(asked)
         elif 0.295 < dice < 0.32:
             self.disturb()
@@ -241,6 +244,7 @@ class ByteWalk(Walk):
             deterministic=asked.deterministic,
             adapters=asked.adapters,
             produced=tuple(asked.said),
+            sent_chars=len(asked.text),
             most_given=asked.option * (asked.option % 3),
             **self.ends(asked),
         )
@@ -256,7 +260,7 @@ class ByteWalk(Walk):
     def fault(self, asked: Asked, said: list[int]) -> str | None:
         ends, n_most = self.ends(asked), asked.max_tokens
         expected = expected_answer(asked.prompt, n_most, self.context, asked.adapters).decode()
-        text = "".join(map(chr, asked.said)) + self.engine.text(asked.request_id)
+        text = asked.text + self.engine.text(asked.request_id)
         last = self.events(asked)[-1]
         first = max(ends["min_tokens"] - 1, 0)
         found = [(at + len(s), at) for s in ends["stop"] if (at := expected.find(s, first)) >= 0]

@@ -9,7 +9,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any, Literal
 
 import pydantic_core
@@ -95,8 +94,6 @@ class Choice:
     """Tokens of the reasoning, its end mark included."""
     _n_read: int = 0
     """Tokens of the answer so far."""
-    _ahead: list[int] = field(default_factory=list)
-    """Where tokens that came before their text begin in the text to come."""
     _undecided: list[TokenLogprob] = field(default_factory=list)
     """Log-probabilities of tokens whose text is withheld, as it may begin a mark."""
     _parser: AnswerParser | None = None
@@ -113,8 +110,10 @@ class Choice:
                 if self._parser is None:
                     return [Text(text, logprobs, ids)]
                 parts, deltas = [(text, len(ids))], list[Delta]()
-                if event.begins or self._ahead:
-                    parts = self._by_token(text, event.begins or (0,) * len(ids))
+                if event.begins:  # reasoning may end with any of the tokens
+                    ends = (*event.begins[1:], len(text))
+                    parts = [(text[: event.begins[0]], 0)]
+                    parts += [(text[i:k], 1) for i, k in zip(event.begins, ends, strict=True)]
                 for part, n_tokens in parts:
                     was_reasoning = self._parser.is_reasoning
                     new = self._parser.feed(part)
@@ -135,14 +134,6 @@ class Choice:
                 return [event]
         assert isinstance(event, Failed), "a generation has no other events"
         raise event.error
-
-    def _by_token(self, text: str, begins: Sequence[int]) -> list[tuple[str, int]]:
-        """The parts of a text that comes with several tokens, each with its number of tokens:
-        reasoning may end with any of them."""
-        begins = [*self._ahead, *begins]
-        self._ahead = [at - len(text) for at in begins if at >= len(text)]
-        begins = [*begins[: len(begins) - len(self._ahead)], len(text)]
-        return [(text[: begins[0]], 0), *((text[i:k], 1) for i, k in pairwise(begins))]
 
     def add(self, delta: Delta) -> None:
         match delta:
