@@ -69,7 +69,7 @@ def parse(text: str, forms: str = FORMS) -> Reference:
     scheme = re.match(r"([a-z][a-z0-9+.-]*)://", text)
     if scheme:
         raise _wrong(
-            without_secrets(text), f"is an address ({scheme[1]}); a model is named by {forms}"
+            without_secrets(text), f"is a {scheme[1]} address; a model is named by {forms}"
         )
     return text if is_alias(text) else Path(os.path.expanduser(text))
 
