@@ -21,7 +21,7 @@ from worker.llama.draw import (
     LOWEST,
     Indices,
     Logits,
-    check_peak,
+    NotANumber,
     largest,
     likeliest,
     nucleus,
@@ -365,7 +365,8 @@ class Chain:
         steps = self._steps if chance < self._xtc_chance else self._without_xtc
         if self.is_greedy and not (steps or self._keeps_odds):
             return likeliest(logits)
-        check_peak(logits.max())
+        if not math.isfinite(logits.max()):
+            raise NotANumber
         kept = Kept(logits, None, False, len(logits))
         try:
             for step in steps:

@@ -50,16 +50,11 @@ def _mixed(state: int) -> int:
     return state ^ (state >> 31)
 
 
-def check_peak(peak: float) -> None:
-    """Raises `NotANumber` unless the largest logit of a row is a number: it is NaN if any is."""
-    if not math.isfinite(peak):
-        raise NotANumber
-
-
 def likeliest(logits: Logits) -> int:
     """The index of the largest logit; raises `NotANumber` if that is NaN or infinite."""
     token = int(logits.argmax())  # the first NaN, if there is one
-    check_peak(logits[token])
+    if not math.isfinite(logits[token]):
+        raise NotANumber
     return token
 
 

@@ -26,7 +26,7 @@ from worker.errors import InvalidRequest
 from worker.llama.chain import Chain, Step, Undo, infill
 from worker.llama.constraint import Follower, GrammarVocabulary
 from worker.llama.context import Context
-from worker.llama.draw import check_peak, dice, largest, likeliest
+from worker.llama.draw import NotANumber, dice, largest, likeliest
 from worker.llama.model import Model
 from worker.llama.penalties import Bias, Dry, Penalties, breakers_of
 from worker.llama.reasoning import PROMPT_END_TOKENS, ReasoningTrack
@@ -101,7 +101,8 @@ class Sampler:
             NotANumber: the largest logit is NaN or infinite.
         """
         if self.may_give and (given := self._next_given()) is not None:
-            check_peak(context.logits(row).max())
+            if not math.isfinite(context.logits(row).max()):
+                raise NotANumber
             self._take(given)
             return given
         logits = context.logits(row)

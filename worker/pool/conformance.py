@@ -135,7 +135,8 @@ def _has_given_up(connection: socket.socket) -> bool:
     """Whether the worker has closed its side and may not read an answer. A distant one's answer can
     still be sent then, as if it were accepted."""
     try:
-        return not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        # The bytes below TLS, whose own `recv` cannot peek.
+        return not socket.socket.recv(connection, 1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:
         return False
 
