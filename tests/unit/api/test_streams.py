@@ -87,6 +87,23 @@ def test_spaces_keep_a_queued_stream_of_lines_alive(
     assert "error" not in lines[-1] and lines[-1][last]
 
 
+def test_a_call_that_is_sent_once_complete_is_no_silence(scripted: ScriptedFactory) -> None:
+    """Ollama's clients get a call as one line. A proxy must not end the stream meanwhile."""
+    worker = scripted(keepalive=0.1)
+    call = '<tool_call>{"name": "f", "arguments": {"a": "' + "x" * 20 + '"}}</tool_call>'
+    script = story(*call)
+    worker.supervisor.script = [part for frame in script for part in (frame, 0.02)]
+    body = {
+        "model": "m",
+        "messages": [{"role": "user", "content": "x"}],
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}],
+    }
+    answer = httpx.post(f"{worker.base_url}/api/chat", json=body)
+    lines = answer.text.splitlines()
+    [call_line] = [line for line in lines if json.loads(line)["message"].get("tool_calls")]
+    assert len(call_line) - len(call_line.lstrip(" ")) >= 3
+
+
 def test_keepalive_zero_is_off(scripted: ScriptedFactory) -> None:
     worker = scripted(keepalive=0, slow_reader_timeout=0.2)
     worker.supervisor.script = [0.3, *story("a")]

@@ -7,6 +7,7 @@ life after a silence. Runs on the event loop; a thread encodes deltas with many 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -138,10 +139,14 @@ def _parts(answer: Answer[Any]) -> Iterable[bytes]:
 async def _streamed(
     answer: Answer[Any], frames: AsyncIterable[list[StreamEvent]]
 ) -> AsyncIterator[bytes]:
-    """The chunks of a streamed answer. A frame without events means a silence."""
+    """The chunks of a streamed answer. A frame without events means a silence of the engine; the
+    client's can be longer, such as during a call that its dialect sends once it is complete."""
     by_id = {choice.job.request_id: choice for choice in answer.choices}
     asked = answer.asked
     keepalive = KEEPALIVE if answer.media_type.startswith(SSE) else LINE_KEEPALIVE
+    silence_seconds = answer.state.settings.keepalive or math.inf
+    clock = asyncio.get_running_loop().time
+    sent_at = clock()
     is_scored = asked.sampling.logprobs is not None or asked.prompt_logprobs is not None
     async for events in frames:
         parts: list[bytes] = []
@@ -154,13 +159,17 @@ async def _streamed(
                         parts.append(await _encoded(answer, choice, delta, n_scores))
                         yield b"".join(parts)  # many tokens' in one chunk would block the loop
                         parts.clear()
+                        sent_at = clock()
                     else:
                         parts.append(answer.encode(choice, delta))
         except WorkerError as error:
             error.__traceback__ = None  # no cycle: its frames hold the job, which holds it
             yield b"".join(parts) + answer.failure(error)
             return
-        if chunk := b"".join(parts) if events else keepalive:
+        if not (chunk := b"".join(parts)) and (not events or clock() - sent_at >= silence_seconds):
+            chunk = keepalive
+        if chunk:
+            sent_at = clock()
             yield chunk
 
 
