@@ -19,8 +19,8 @@ from worker.api.http.off_loop import in_background
 KEEPALIVE = b": keep-alive\n\n"
 """A comment, sent while a stream of events is silent."""
 LINE_KEEPALIVE = b" "
-"""Sent while a stream of JSON lines is silent: parsers of the next line skip it, whereas some clients
-parse empty lines, too."""
+"""Sent while a stream of JSON lines is silent: parsers of the next line skip it. Some clients parse
+empty lines, too."""
 _BYTES_AT_ONCE = 64 * 1024
 """The size of the pieces in which a large answer is sent."""
 MANY_VALUES = 4096
