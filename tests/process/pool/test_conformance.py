@@ -51,7 +51,7 @@ def without(message: PoolMessage, name: str) -> PoolMessage:
     return replace(message, payload={k: v for k, v in message.payload.items() if k != name})
 
 
-def test_a_good_life_has_no_breaches() -> None:
+def test_a_conforming_sequence_of_messages_has_no_breach() -> None:
     life = [
         beat(1, 0.0, status="loading"),
         callback(),
@@ -67,7 +67,7 @@ def test_a_good_life_has_no_breaches() -> None:
     assert judge(life) == []
 
 
-def test_messages_stand_in_the_order_of_their_arrival() -> None:
+def test_messages_are_sorted_by_the_time_of_their_arrival() -> None:
     with serving() as manager:
         for message in (beat(2, 1.0), beat(3, 1.0), beat(1, 0.5)):
             manager.record(message)
@@ -99,7 +99,7 @@ def test_each_breach_is_named(rule: str, messages: Callable[[], list[PoolMessage
     assert rule in {breach.rule for breach in judge(messages())}
 
 
-def test_the_kit_watches_a_real_worker_and_says_conforms(start_worker: StartWorker) -> None:
+def test_a_real_worker_conforms_and_a_stray_message_does_not(start_worker: StartWorker) -> None:
     kit = subprocess.Popen(
         [sys.executable, "-m", "worker.pool.conformance", "--port", "0", "--token", "t"],
         stdout=subprocess.PIPE,
@@ -145,7 +145,7 @@ def test_the_kit_watches_a_real_worker_and_says_conforms(start_worker: StartWork
 
 
 @pytest.mark.parametrize("body", [b"[" * 100_000, b'{"uri": "http://\\ud800/"}'])
-def test_odd_bodies_are_answered(body: bytes) -> None:
+def test_unreadable_bodies_are_answered_and_do_not_conform(body: bytes) -> None:
     with serving() as manager:
         assert httpx.post(f"{manager.url}/ready", content=body).status_code == 200
         # A message is judged once it is answered.
@@ -153,7 +153,7 @@ def test_odd_bodies_are_answered(body: bytes) -> None:
         until(lambda: not httpx.get(verdict).json()["conforms"], lambda: "it conforms")
 
 
-def test_a_client_that_closes_its_side_is_answered_and_counts() -> None:
+def test_a_half_closed_client_is_answered_and_counted() -> None:
     with serving() as manager:
         place, body = ("127.0.0.1", int(manager.server_address[1])), json.dumps(beat(1).payload)
         head = f"POST /heartbeat HTTP/1.1\r\nHost: m\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -182,7 +182,7 @@ def test_a_callback_that_was_given_up_may_be_sent_again() -> None:
 
 
 @pytest.mark.parametrize("length", ["\u00b2", "9" * 5000])
-def test_a_length_that_is_none_is_refused(length: str) -> None:
+def test_an_invalid_content_length_is_refused(length: str) -> None:
     with serving() as manager:
         port = int(manager.server_address[1])
         with socket.create_connection(("127.0.0.1", port), 60) as worker:
@@ -191,7 +191,7 @@ def test_a_length_that_is_none_is_refused(length: str) -> None:
             assert b" 400 " in worker.recv(100)
 
 
-def test_a_worker_whose_answers_have_no_end_is_judged() -> None:
+def test_a_ready_answer_without_an_end_does_not_hang_the_kit() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def answer() -> None:
@@ -207,7 +207,7 @@ def test_a_worker_whose_answers_have_no_end_is_judged() -> None:
         assert not answering.is_alive()
 
 
-def test_numbers_and_texts_of_any_size_are_judged() -> None:
+def test_huge_intervals_and_lone_surrogates_are_judged() -> None:
     assert judge([beat(1, interval_seconds=10**400), beat(2, 10.0)]) == []
     twice = judge([callback(incarnation="\ud800")] * 2)
     assert "\n".join(breach.detail for breach in twice).encode()

@@ -44,7 +44,7 @@ def busy(running: WorkerProcess, stop: threading.Event) -> threading.Thread:
     return thread
 
 
-def test_a_life_in_beats(start_worker: StartWorker) -> None:
+def test_heartbeats_go_from_loading_to_draining_in_sequence(start_worker: StartWorker) -> None:
     stop = threading.Event()
     with serving() as manager:
         running = start_worker(*manager.flags(), "--worker-id", "w-2", wait_ready=False)
@@ -73,7 +73,7 @@ def test_a_life_in_beats(start_worker: StartWorker) -> None:
 
 
 @pytest.mark.anyio
-async def test_the_last_beat_is_repeated_until_it_is_taken() -> None:
+async def test_the_last_heartbeat_is_repeated_until_it_is_accepted() -> None:
     answers, sent = ["", "it answered late", ""], list[str]()
     statuses = ["ready", "draining"]
 
@@ -94,7 +94,7 @@ async def test_the_last_beat_is_repeated_until_it_is_taken() -> None:
     assert sent == ["1 ready", "2 draining", "3 draining"] and beats._task.done()
 
 
-def test_what_changes_is_told_at_once(start_worker: StartWorker) -> None:
+def test_a_crash_a_recovery_and_a_drain_are_reported_at_once(start_worker: StartWorker) -> None:
     """A crash, the recovery and a drain, although the next heartbeat is due in a minute."""
     with serving() as manager:
         running = start_worker(*manager.heartbeat_flags(interval_s=60), can_be_held=True)
@@ -129,7 +129,7 @@ def wait_for_trouble(running: WorkerProcess, words: str) -> None:
     until(lambda: any(words in each for each in troubles(running)[-1:]), lambda: running.stderr)
 
 
-def test_another_trouble_of_the_manager_is_told_too(start_worker: StartWorker) -> None:
+def test_each_different_failure_of_the_manager_is_logged(start_worker: StartWorker) -> None:
     """The log used to keep only the first, such as a 500 although the token was wrong later."""
     with serving() as manager:
         running = start_worker(*manager.heartbeat_flags())
@@ -165,7 +165,7 @@ def test_a_manager_in_trouble_never_stops_serving(start_worker: StartWorker) -> 
 
 
 @pytest.mark.anyio
-async def test_no_cookie_is_kept() -> None:
+async def test_no_cookie_of_a_manager_is_sent_back() -> None:
     given: list[str | None] = []
 
     def reply(handler: BaseHTTPRequestHandler) -> int:
@@ -185,7 +185,7 @@ async def test_no_cookie_is_kept() -> None:
     assert given == [None] * 3
 
 
-def test_a_manager_that_restarts_learns_everything_from_one_beat(
+def test_each_heartbeat_has_the_whole_state(
     start_worker: StartWorker,
 ) -> None:
     with serving() as manager:

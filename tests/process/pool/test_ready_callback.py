@@ -35,7 +35,7 @@ PAYLOAD = {
 }  # fmt: skip
 
 
-def test_exactly_one_after_ready_with_the_whole_payload(start_worker: StartWorker) -> None:
+def test_one_callback_comes_after_ready_with_the_whole_payload(start_worker: StartWorker) -> None:
     with serving(token="pool-secret") as manager:
         running = start_worker(
             *("--callback-url", f"{manager.url}/ready", "--worker-id", "w-1", "--slots", "3"),
@@ -80,7 +80,7 @@ def wait_until_accepted(manager: PoolManager) -> None:
     until(lambda: any(m.accepted for m in manager.callbacks), lambda: "none is counted")
 
 
-def test_it_waits_for_an_engine_that_serves(start_worker: StartWorker) -> None:
+def test_callbacks_pause_while_the_engine_is_not_ready(start_worker: StartWorker) -> None:
     with serving() as manager:
         manager.reply = always(503)
         running = start_worker("--callback-url", f"{manager.url}/ready", can_be_held=True)
@@ -98,7 +98,7 @@ def test_it_waits_for_an_engine_that_serves(start_worker: StartWorker) -> None:
     assert statuses[-1] == 200 and statuses.count(503) <= 1, "one was under way"
 
 
-def test_it_is_sent_again_until_it_is_taken(start_worker: StartWorker) -> None:
+def test_a_callback_is_repeated_until_it_is_answered_with_2xx(start_worker: StartWorker) -> None:
     with serving() as manager:
         manager.reply = answers(500, 429, 302)
         running = start_worker("--callback-url", f"{manager.url}/ready")
@@ -117,7 +117,7 @@ def test_it_is_sent_again_until_it_is_taken(start_worker: StartWorker) -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("reply", [answers_garbage, hangs_up])
-async def test_what_is_no_answer_is_not_taken_for_one(reply: Any) -> None:
+async def test_an_invalid_answer_counts_as_a_failure(reply: Any) -> None:
     replies = [reply, reply, answer_ok]
     with serving() as manager:
         manager.reply = lambda handler: replies.pop(0)(handler)
@@ -127,7 +127,7 @@ async def test_what_is_no_answer_is_not_taken_for_one(reply: Any) -> None:
         assert metrics.callback_failures._value.get() == 2
 
 
-def test_a_refusal_is_final(warm_cache: Path) -> None:
+def test_a_refused_callback_is_final(warm_cache: Path) -> None:
     with serving() as manager:
         manager.reply = answers(403, 403)
         exit = run_to_exit(
@@ -141,7 +141,9 @@ def test_a_refusal_is_final(warm_cache: Path) -> None:
 
 
 @pytest.mark.anyio
-async def test_a_manager_has_all_of_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_callback_is_tried_until_its_timeout_is_used_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Even if a pause between two attempts would be longer than the remaining time."""
     monkeypatch.setattr("random.uniform", lambda least, most: most)
     began = time.monotonic()
@@ -154,7 +156,7 @@ async def test_a_manager_has_all_of_its_time(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.anyio
-async def test_a_manager_that_is_away_is_given_up_in_time() -> None:
+async def test_an_unreachable_manager_is_given_up_after_the_timeout() -> None:
     with serving() as manager:
         url = f"{manager.url}/ready"
     before = time.monotonic()
@@ -165,7 +167,9 @@ async def test_a_manager_that_is_away_is_given_up_in_time() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_worker_that_was_paused_asks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_pause_of_the_worker_does_not_use_up_the_timeout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The pause does not count as time without an answer of the manager."""
     now: float = 0.0
     plain, paused = PoolClient.post, [100.0]
@@ -185,7 +189,7 @@ async def test_a_worker_that_was_paused_asks_again(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.anyio
-async def test_an_optional_callback_ends_nothing() -> None:
+async def test_a_refused_optional_callback_raises_nothing() -> None:
     with serving() as manager:
         manager.reply = answers(404)
         metrics = await announced(f"{manager.url}/ready", callback_optional=True)
@@ -194,7 +198,7 @@ async def test_an_optional_callback_ends_nothing() -> None:
         assert metrics.callback_failures._value.get() == 1
 
 
-def test_a_worker_that_has_served_is_ended_by_no_manager(start_worker: StartWorker) -> None:
+def test_a_refusal_does_not_end_a_worker_that_has_served(start_worker: StartWorker) -> None:
     with serving() as manager:
         manager.reply = always(503)
         running = start_worker("--callback-url", f"{manager.url}/ready")

@@ -58,7 +58,7 @@ async def sent(url: str) -> tuple[int | None, str]:
 
 
 @pytest.mark.anyio
-async def test_a_certificate_that_nobody_vouches_for_is_refused(certificate: Path) -> None:
+async def test_an_untrusted_certificate_is_refused(certificate: Path) -> None:
     with serving_tls(certificate) as manager:
         url = manager.url.replace("http:", "https:") + "/ready"
         status, trouble = await sent(url)
@@ -72,7 +72,7 @@ async def test_a_certificate_that_nobody_vouches_for_is_refused(certificate: Pat
     [{"ALL_PROXY": "nothing://127.0.0.1:1"}, {"SSL_CERT_FILE": "/there/is/no/such.pem"}],
     ids=["a proxy of no kind", "certificates that are not there"],
 )
-async def test_an_environment_without_a_way_to_the_manager_is_told(
+async def test_an_unusable_variable_of_the_environment_is_named(
     variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in variables.items():

@@ -58,7 +58,7 @@ async def next_token(job: Job) -> list[StreamEvent]:
     return events
 
 
-async def test_streams_go_on_where_they_stopped_and_no_waiting_request_is_lost() -> None:
+async def test_a_crash_ends_no_stream_and_loses_no_waiting_request() -> None:
     async with supervised() as supervisor:
         stream = await submit(supervisor, request("tell a b", "a"))
         other = await submit(supervisor, request("tell c d e", "b"))
@@ -88,7 +88,7 @@ async def test_streams_go_on_where_they_stopped_and_no_waiting_request_is_lost()
         question.cancel()
 
 
-async def test_a_request_of_several_jobs_is_taken_whole_whatever_comes_between_them() -> None:
+async def test_later_jobs_of_a_request_are_accepted_except_in_quarantine() -> None:
     async with supervised() as supervisor:
         inbox = Inbox()
         first = supervisor.open(request("hold", "a"), inbox=inbox)
@@ -108,7 +108,7 @@ async def test_a_request_of_several_jobs_is_taken_whole_whatever_comes_between_t
         first.cancel()
 
 
-async def test_a_stream_without_an_engine_has_nothing_in_cells() -> None:
+async def test_a_stream_without_an_engine_is_reported_as_waiting_without_computed_tokens() -> None:
     async with supervised() as supervisor:
         stream = await submit(supervisor, request("tell a b"))
         await next_token(stream)
@@ -123,7 +123,7 @@ async def test_a_stream_without_an_engine_has_nothing_in_cells() -> None:
         stream.cancel()
 
 
-async def test_a_stream_survives_so_many_crashes_and_no_more() -> None:
+async def test_a_stream_survives_as_many_crashes_as_the_setting_says() -> None:
     async with supervised(survive_crashes=2, crash_window=0.01) as supervisor:
         stream = await submit(supervisor, request("tell a b c d e f"))
         text = ""
@@ -138,7 +138,7 @@ async def test_a_stream_survives_so_many_crashes_and_no_more() -> None:
         assert last.error.retriable
 
 
-async def test_a_deterministic_stream_is_computed_again_and_compared() -> None:
+async def test_tokens_that_a_deterministic_stream_repeats_are_not_forwarded() -> None:
     async with supervised() as supervisor:
         stream = await submit(supervisor, request("tell a b", deterministic=True))
         events = await next_token(stream)
@@ -151,7 +151,7 @@ async def test_a_deterministic_stream_is_computed_again_and_compared() -> None:
         assert [type(e) for e in events] == [Started, Token, Failed]
 
 
-async def test_poison_ends_alone_and_is_refused_from_then_on() -> None:
+async def test_a_request_that_crashes_the_engine_ends_alone_and_is_quarantined() -> None:
     async with supervised() as supervisor:
         neighbours = [await submit(supervisor, request("tell a b c d e f", name)) for name in "xyz"]
         for each in neighbours:
@@ -186,7 +186,7 @@ async def test_equal_requests_are_suspected_once_of_a_crash_and_end_together() -
         assert len(supervisor.status().crashes) == 2, "the other one is not tried as well"
 
 
-async def test_a_request_that_kills_its_reader_does_not_end_the_worker() -> None:
+async def test_a_request_that_crashes_its_reader_does_not_end_the_worker() -> None:
     async with supervised(crash_limit=5) as supervisor:
         waiting = [asyncio.create_task(submit(supervisor, request("say x", "w")))]
         error = await failure_of(submit(supervisor, request("abort-unread")))
@@ -199,7 +199,7 @@ async def test_a_request_that_kills_its_reader_does_not_end_the_worker() -> None
 
 
 @pytest.mark.parametrize(("in_hand", "n_blamed"), [({99}, 0), (set(), 1), ({1}, 1)])
-async def test_who_was_in_hand_is_blamed_even_if_it_has_left(
+async def test_the_request_in_the_black_box_is_blamed_or_the_only_one_if_it_is_empty(
     in_hand: set[int], n_blamed: int
 ) -> None:
     job = Job(1, request("say x"), Metrics("w"), lambda job, error: None)
@@ -221,7 +221,7 @@ def test_the_progress_of_a_prompt_only_grows_across_engines() -> None:
     assert job.continued([Started(1, 0), *told]) == told[-1:]
 
 
-def test_what_a_sampler_has_learned_goes_to_the_next_engine_with_the_tokens() -> None:
+def test_the_next_engine_gets_tokens_length_of_text_and_state_of_the_sampler() -> None:
     job = Job(1, request("say x"), Metrics("w"), lambda job, error: None)
     job.accept(Accepted(1, 9))
     tokens = [Token(1, "ab"[n], (5 + n,), learned=(0.5 + n,)) for n in (0, 1)]
@@ -229,7 +229,7 @@ def test_what_a_sampler_has_learned_goes_to_the_next_engine_with_the_tokens() ->
     after_a_crash([job], frozenset({1}), 5, Quarantine(60.0))
     work = job.submission()
     assert isinstance(work, InferenceRequest)
-    assert (work.produced, work.learned) == ((5, 6), (1.5,))
+    assert (work.produced, work.sent_chars, work.learned) == ((5, 6), 2, (1.5,))
 
 
 def test_the_time_of_an_answer_goes_to_the_next_engine() -> None:
@@ -247,7 +247,7 @@ def test_the_time_of_an_answer_goes_to_the_next_engine() -> None:
     assert again.lines.after_ms == 50 and again.lines.spent_ms >= 100
 
 
-def test_a_start_that_arrives_late_was_no_wait_in_the_queue() -> None:
+def test_the_wait_in_the_queue_ends_when_the_engine_starts_not_when_its_event_arrives() -> None:
     """The whole prompt used to count as waiting if the engine left this process no core."""
     metrics = Metrics("w")
     job = Job(1, request("say x"), metrics, lambda job, error: None)
@@ -260,7 +260,7 @@ def test_a_start_that_arrives_late_was_no_wait_in_the_queue() -> None:
 
 
 @pytest.mark.parametrize("has_begun", [True, False])
-def test_the_times_of_an_answer_that_goes_on_fit_into_its_own(has_begun: bool) -> None:
+def test_the_times_of_a_continued_answer_are_within_its_age(has_begun: bool) -> None:
     job = Job(1, request("say x"), Metrics("w"), lambda job, error: None)
     job.accept(Accepted(1, 9))
     job.feed([Started(1, 0), *[Token(1, "a", (5,))] * has_begun])
@@ -272,14 +272,14 @@ def test_the_times_of_an_answer_that_goes_on_fit_into_its_own(has_begun: bool) -
     assert is_within if has_begun else told == of_the_next
 
 
-async def test_an_answered_question_is_absolved() -> None:
+async def test_a_request_that_is_answered_is_no_longer_suspected() -> None:
     async with supervised(crash_limit=9) as supervisor:
         for _ in range(2):
             supervisor._quarantine.blame([Tokenize("a b")])
             assert await ask(supervisor, Tokenize("a b"))
 
 
-async def test_the_only_request_is_blamed_where_the_engine_noted_none() -> None:
+async def test_the_only_request_is_blamed_if_the_black_box_names_none() -> None:
     async with supervised(crash_limit=5) as supervisor:
         error = await failure_of(submit(supervisor, request("abort-unnoted")))
         assert isinstance(error, EngineCrashed)
@@ -287,7 +287,7 @@ async def test_the_only_request_is_blamed_where_the_engine_noted_none() -> None:
         assert not supervisor.fatal.done()
 
 
-async def test_an_engine_that_sends_nonsense_is_replaced_and_streams_go_on(
+async def test_an_engine_that_sends_a_malformed_frame_is_replaced_and_streams_continue(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     async with supervised() as supervisor:
@@ -303,7 +303,7 @@ async def test_an_engine_that_sends_nonsense_is_replaced_and_streams_go_on(
     assert "sent a malformed frame" in capsys.readouterr().out
 
 
-async def test_what_cannot_be_sent_is_refused_alone() -> None:
+async def test_a_request_that_cannot_be_encoded_is_refused_alone() -> None:
     async with supervised() as supervisor:
         deep: Any = {}
         for _ in range(100_000):
@@ -317,7 +317,9 @@ async def test_what_cannot_be_sent_is_refused_alone() -> None:
                           Finished)  # fmt: skip
 
 
-async def test_a_crash_loop_is_fatal_and_fails_who_waited(script: Callable[..., None]) -> None:
+async def test_a_crash_loop_is_fatal_and_fails_waiting_requests(
+    script: Callable[..., None],
+) -> None:
     script("ok", "die", "fail", "die")
 
     async with supervised(crash_limit=2) as supervisor:
@@ -349,7 +351,7 @@ def lost(supervisor: Supervisor) -> str | None:
     return supervisor.status().residency_lost
 
 
-async def test_a_device_that_vanishes_ends_the_worker_after_its_streams(
+async def test_a_lost_device_is_fatal_but_lets_running_streams_continue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("worker.supervisor.supervisor.RESIDENCY_SECONDS", 0.1)

@@ -24,7 +24,7 @@ from worker.wire.messages import Finished, Stats
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("script")]
 
 
-async def test_requests_that_come_while_it_sleeps_wake_it_once() -> None:
+async def test_concurrent_requests_wake_a_sleeping_worker_once() -> None:
     async with supervised() as supervisor:
         first = engine_pid(supervisor)
         supervisor.on_events([Stats(kv_cells_used=3, kv_cells_total=8, steps=1)])
@@ -46,7 +46,7 @@ async def test_requests_that_come_while_it_sleeps_wake_it_once() -> None:
         assert not supervisor.status().crashes
 
 
-async def test_an_engine_that_has_left_holds_no_descriptor() -> None:
+async def test_sleeping_and_waking_leaks_no_file_descriptor() -> None:
     def n_open() -> int:
         return len(os.listdir("/dev/fd"))
 
@@ -58,7 +58,7 @@ async def test_an_engine_that_has_left_holds_no_descriptor() -> None:
         assert n_open() <= before
 
 
-async def test_what_the_worker_asks_itself_keeps_it_not_awake(
+async def test_the_workers_own_residency_checks_do_not_keep_it_awake(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("worker.supervisor.supervisor.RESIDENCY_SECONDS", 0.05)
@@ -99,7 +99,7 @@ async def test_a_worker_that_is_waking_does_not_sleep_and_says_why() -> None:
             assert isinstance(error, NotReady) and why in error.message
 
 
-async def test_a_worker_that_leaves_does_not_wake_and_says_why() -> None:
+async def test_a_draining_worker_does_not_wake_and_says_why() -> None:
     """It used to report that it wakes."""
     async with supervised() as supervisor:
         supervisor.sleep()
@@ -108,7 +108,7 @@ async def test_a_worker_that_leaves_does_not_wake_and_says_why() -> None:
             supervisor.wake()
 
 
-async def test_an_idle_worker_falls_asleep_by_itself_and_again() -> None:
+async def test_an_idle_worker_falls_asleep_by_itself_repeatedly() -> None:
     async with supervised(sleep_idle_seconds=0.2) as supervisor:
         for _ in range(2):
             await until(lambda: supervisor.state == "sleeping")
@@ -116,7 +116,7 @@ async def test_an_idle_worker_falls_asleep_by_itself_and_again() -> None:
             assert isinstance((await all_of(job))[-1], Finished)
 
 
-async def test_a_load_is_no_idleness() -> None:
+async def test_the_time_of_a_load_does_not_count_as_idle() -> None:
     async with supervised(sleep_idle_seconds=5) as supervisor:
         supervisor.sleep()
         supervisor.wake()
@@ -126,7 +126,7 @@ async def test_a_load_is_no_idleness() -> None:
         assert supervisor.state == "ready"
 
 
-async def test_who_waited_for_it_to_wake_knows_how_long() -> None:
+async def test_a_job_knows_how_long_it_waited_for_the_engine_to_wake() -> None:
     async with supervised() as supervisor:
         supervisor.sleep()
         job = supervisor.open(request("say"))
@@ -137,7 +137,7 @@ async def test_who_waited_for_it_to_wake_knows_how_long() -> None:
         assert later.held_seconds == 0
 
 
-async def test_whoever_watches_sees_it_wake_and_does_not_hold_up_its_end(
+async def test_watchers_of_the_progress_see_a_wake_and_end_with_a_drain(
     script: Callable[..., None],
 ) -> None:
     script("ok", "hang")
@@ -153,7 +153,7 @@ async def test_whoever_watches_sees_it_wake_and_does_not_hold_up_its_end(
         assert set(phases) == {"sleeping", "load"}
 
 
-async def test_an_engine_that_does_not_wake_is_told_and_tried_again(
+async def test_an_engine_that_dies_while_waking_is_reported_and_tried_again(
     script: Callable[..., None],
 ) -> None:
     script("ok", "die", "ok")

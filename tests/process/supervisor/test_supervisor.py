@@ -85,7 +85,7 @@ async def test_cancel_ends_the_stream_at_once_and_is_idempotent() -> None:
         assert supervisor.status().running == 0
 
 
-async def test_a_job_id_is_free_again_after_the_end_and_taken_before() -> None:
+async def test_a_job_id_is_taken_until_its_job_has_ended() -> None:
     async with supervised() as supervisor:
         first = await submit(supervisor, request("hold"))
         assert isinstance(await failure_of(submit(supervisor, request("hold"))), DuplicateJob)
@@ -96,7 +96,9 @@ async def test_a_job_id_is_free_again_after_the_end_and_taken_before() -> None:
 
 
 @pytest.mark.parametrize("settings", [{"slots": 1}, {"slots": 8, "engine_slots": 1}])
-async def test_a_full_queue_says_when_to_come_back(settings: dict[str, int]) -> None:
+async def test_a_full_queue_refuses_with_its_limit_and_a_retry_after(
+    settings: dict[str, int],
+) -> None:
     """By the number of the engine's slots: an embedder has one, whatever the setting."""
     async with supervised(max_queued_requests=1, **settings) as supervisor:
         await submit(supervisor, request("hold", "a"))
@@ -107,7 +109,7 @@ async def test_a_full_queue_says_when_to_come_back(settings: dict[str, int]) -> 
         assert error.details["retry_after_seconds"] >= 1
 
 
-async def test_a_full_queue_counts_no_time_without_work() -> None:
+async def test_idle_time_does_not_lengthen_the_retry_after() -> None:
     async with supervised(slots=1, max_queued_requests=1) as supervisor:
         for _ in range(2):
             await all_of(await submit(supervisor, request("say x")))
@@ -118,14 +120,14 @@ async def test_a_full_queue_counts_no_time_without_work() -> None:
         assert error.details["retry_after_seconds"] == 1
 
 
-async def test_a_request_that_never_has_room_is_told_no_time_to_come_back() -> None:
+async def test_a_request_of_more_jobs_than_slots_and_queue_is_invalid() -> None:
     async with supervised(slots=1, max_queued_requests=2) as supervisor:
         with pytest.raises(InvalidRequest, match="at most 3 answers"):
             supervisor.open(request("say x", "a"), n_more=3)
         await all_of(supervisor.open(request("say x", "a"), n_more=2))
 
 
-async def test_room_for_a_requests_jobs_is_kept_until_they_come() -> None:
+async def test_room_in_the_queue_is_reserved_for_all_jobs_of_a_request() -> None:
     """Two simultaneous requests of several jobs each had room, and one was then refused midway."""
     async with supervised(slots=1, max_queued_requests=2) as supervisor:
         inbox = Inbox()
@@ -144,7 +146,7 @@ async def test_room_for_a_requests_jobs_is_kept_until_they_come() -> None:
         supervisor.open(request("queue", "f"))
 
 
-async def test_waiting_prompt_tokens_are_bounded_too() -> None:
+async def test_the_queue_is_also_bounded_by_prompt_tokens() -> None:
     async with supervised(max_queued_prompt_tokens=3) as supervisor:
         await submit(supervisor, request("queue", "a"))
         assert supervisor.status().queued_prompt_tokens == 3
@@ -153,7 +155,7 @@ async def test_waiting_prompt_tokens_are_bounded_too() -> None:
 
 
 @pytest.mark.parametrize("order", ["hold", "queue", "ignore"])
-async def test_a_deadline_ends_what_the_engine_forgets(order: str) -> None:
+async def test_a_deadline_ends_a_request_at_every_stage(order: str) -> None:
     """Even a request that it has not accepted."""
     async with supervised() as supervisor:
         deadline = time.monotonic() + 1
@@ -163,7 +165,7 @@ async def test_a_deadline_ends_what_the_engine_forgets(order: str) -> None:
         assert clock.in_time(deadline, 10)
 
 
-async def test_calls_get_their_own_replies_or_errors() -> None:
+async def test_concurrent_calls_get_their_own_replies_or_errors() -> None:
     async with supervised() as supervisor:
         first = ask(supervisor, Tokenize("ab"))
         second = ask(supervisor, Tokenize("c"))
@@ -173,7 +175,7 @@ async def test_calls_get_their_own_replies_or_errors() -> None:
         assert isinstance(await failure_of(trouble), InferenceFailed)
 
 
-async def test_a_path_that_is_no_text_is_refused() -> None:
+async def test_a_model_path_that_is_not_utf_8_is_refused() -> None:
     async with unstarted() as supervisor:
         config = replace(CONFIG, model_path="/models/\udcff.gguf")
         error = await failure_of(supervisor.start(config))
@@ -198,7 +200,7 @@ async def test_a_failed_start_is_raised(
         assert supervisor.state == "failed"
 
 
-async def test_an_engine_may_die_after_its_start_was_given_up(
+async def test_an_engine_that_dies_after_a_cancelled_start_is_fatal(
     script: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Such as when a stop of all processes of a service reaches both at once."""
@@ -215,7 +217,7 @@ async def test_an_engine_may_die_after_its_start_was_given_up(
     assert "guardian_failed" not in capsys.readouterr().out
 
 
-async def test_an_engine_that_cannot_be_spawned_is_no_fault_of_the_model() -> None:
+async def test_an_engine_that_cannot_be_spawned_is_not_blamed_on_the_model() -> None:
     async with unstarted(["/no/such/program"]) as supervisor:
         n_open = len(os.listdir("/dev/fd"))
         error = await failure_of(supervisor.start(CONFIG))
@@ -255,7 +257,7 @@ async def test_draining_refuses_new_work_and_waits_for_the_old() -> None:
         await drain
 
 
-async def test_a_prompt_that_is_prepared_for_minutes_is_no_stall() -> None:
+async def test_progress_of_a_preparation_is_not_a_stall() -> None:
     async with supervised() as supervisor:
         job = supervisor.open(request("ignore"))
         await until(lambda: supervisor.stalled_seconds() > 0.2)
@@ -264,7 +266,7 @@ async def test_a_prompt_that_is_prepared_for_minutes_is_no_stall() -> None:
         assert supervisor.status().queued == 1
 
 
-async def test_native_code_that_moves_is_no_stall() -> None:
+async def test_native_code_that_makes_progress_is_not_a_stall() -> None:
     """Such as a batch of a large model on few processors. The test writes the pulse itself, so that
     a busy machine delays pulse and supervisor alike."""
     async with supervised(stall_timeout=0.5) as supervisor:
