@@ -56,7 +56,7 @@ def test_a_message_is_right_whole_and_streamed(client: Anthropic) -> None:
         assert usage.input_tokens + (usage.cache_read_input_tokens or 0) == count
 
 
-def test_the_client_knows_a_request_by_its_name_in_the_log(client: Anthropic) -> None:
+def test_answers_and_errors_have_the_request_id(client: Anthropic) -> None:
     named = {"extra_headers": {"x-request-id": "r-1"}}
     assert ask(client, max_tokens=1, **named)._request_id == "r-1"
     with pytest.raises(anthropic.BadRequestError) as refused:
@@ -90,14 +90,14 @@ def test_a_tool_runner_sends_the_whole_conversation(client: Anthropic) -> None:
     assert second > first
 
 
-def test_how_a_message_ends_is_said(client: Anthropic) -> None:
+def test_a_message_has_its_stop_reason(client: Anthropic) -> None:
     assert ask(client, max_tokens=2).stop_reason == "max_tokens"
     stopped = ask(client, stop_sequences=[" France"])
     assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", " France")
     assert [block.text for block in stopped.content] == ["The capital of"]
 
 
-def test_an_answer_goes_on_where_the_last_message_ends(client: Anthropic) -> None:
+def test_a_last_message_of_the_assistant_is_continued(client: Anthropic) -> None:
     begun = [*FRANCE, {"role": "assistant", "content": "The capital of France"}]
     assert ask(client, messages=begun).content[0].text == " is Paris."
 

@@ -151,7 +151,7 @@ def frozen(worker: WorkerProcess) -> Iterator[WorkerProcess]:
     worker.thaw_engine()
 
 
-def test_who_leaves_before_the_engine_has_taken_it_is_not_waited_for_nor_refused(
+def test_a_request_whose_client_leaves_before_the_engine_reads_it_ends_as_499_and_is_no_refusal(
     frozen: WorkerProcess,
 ) -> None:
     worker = frozen
@@ -197,7 +197,9 @@ def test_who_leaves_before_the_engine_has_taken_it_is_not_waited_for_nor_refused
     assert "data: [DONE]" in worker.get("/v1/stream?conv_id=kept").text
 
 
-def test_a_reader_that_stops_is_cut_and_costs_nobody(scripted: ScriptedFactory) -> None:
+def test_a_client_that_stops_reading_is_cut_off_and_delays_no_other(
+    scripted: ScriptedFactory,
+) -> None:
     worker = scripted(slow_reader_timeout=0.5)
     # Megabytes for each of two choices: more than buffers hold.
     much: list[Step] = [[Token(0, "x" * 2**16, (1,))]] * 200

@@ -37,7 +37,7 @@ NDJSON = ("-H", "Accept: application/x-ndjson")
 @pytest.mark.parametrize(
     ("path", "flags"), [("/execute", ()), ("/v1/inference/stream", ()), ("/v1/inference", NDJSON)]
 )
-def test_each_event_is_there_when_it_happens(
+def test_curl_gets_each_event_when_it_happens(
     scripted: ScriptedFactory, path: str, flags: tuple[str, ...]
 ) -> None:
     """Nothing on the way buffers: each event comes once the previous one was read."""

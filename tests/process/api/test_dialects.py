@@ -61,7 +61,7 @@ def test_models_are_listed_for_anthropics_clients_and_openais(worker: WorkerProc
     assert one.max_input_tokens == one.max_tokens == 1024
 
 
-def test_a_fleets_models_are_one_page() -> None:
+def test_a_fleets_model_lists_are_joined_into_one() -> None:
     [operation] = [each for each in OPERATIONS if (each.method, each.path) == ("GET", "/v1/models")]
     assert operation.joined is not None
     pages = [
@@ -72,7 +72,7 @@ def test_a_fleets_models_are_one_page() -> None:
     assert operation.joined(pages) == whole | {"has_more": False, "first_id": "a", "last_id": "b"}
 
 
-def test_neighbouring_messages_of_one_role_are_one_turn() -> None:
+def test_consecutive_messages_of_one_role_are_joined() -> None:
     """As at Anthropic; many templates accept nothing else."""
     said = [{"type": "text", "text": "B"}, {"type": "image", "source": PICTURE}]
     thought = {"type": "thinking", "thinking": "Hm.", "signature": ""}
@@ -104,21 +104,21 @@ def test_neighbouring_messages_of_one_role_are_one_turn() -> None:
         ([], ("Error: ",)),
     ],
 )
-def test_the_model_is_told_that_a_call_failed(content: Any, told: Any) -> None:
+def test_a_failed_tool_result_begins_with_error(content: Any, told: Any) -> None:
     given = RESULT | {"is_error": True, "content": content}
     body = PromptBody.model_validate({"messages": [{"role": "user", "content": [given]}]})
     [found] = chat_of(body).messages
     assert found.content == told
 
 
-def test_what_a_forced_call_does_not_hold_is_named(worker: WorkerProcess) -> None:
+def test_a_keyword_that_a_forced_call_does_not_enforce_is_named(worker: WorkerProcess) -> None:
     unique = {"type": "object", "properties": {"n": {"type": "array", "uniqueItems": True}}}
     fields = {"tools": [{"name": "count", "input_schema": unique}], "max_tokens": 8}
     answer = message(worker, messages=user("Count!"), tool_choice={"type": "any"}, **fields)
     assert answer.status_code == 200 and "uniqueItems" in answer.headers["x-ignored-fields"]
 
 
-def test_a_call_that_is_cut_off_keeps_what_it_has(worker: WorkerProcess) -> None:
+def test_a_call_that_is_cut_off_has_its_partial_arguments(worker: WorkerProcess) -> None:
     text = {"type": "object", "properties": {"t": {"type": "string", "minLength": 400}}}
     tools = [{"name": "say", "input_schema": text | {"required": ["t"]}}]
     forced = {"type": "tool", "name": "say"}
@@ -139,7 +139,7 @@ class Person(BaseModel):
     score: float = Field(ge=0.0, le=1.0)
 
 
-def test_log_probabilities_of_a_response(client: OpenAI) -> None:
+def test_a_response_has_the_log_probabilities_of_the_chat(client: OpenAI) -> None:
     """They equal the chat's, whole and streamed, in OpenAI's models."""
     said: Any = user(FRANCE)
     chat = client.chat.completions.create(
@@ -174,7 +174,7 @@ def test_log_probabilities_of_a_response(client: OpenAI) -> None:
         ({"include": ["reasoning.encrypted_content"]}, None),
     ],
 )
-def test_which_log_probabilities_a_response_has(
+def test_a_response_has_log_probabilities_only_on_request(
     worker: WorkerProcess, fields: dict[str, Any], n_top: int | None
 ) -> None:
     answer = worker.post("/v1/responses", {"input": FRANCE, "max_output_tokens": 2, **fields})
@@ -208,7 +208,7 @@ def test_a_function_is_called_and_its_output_read(client: OpenAI) -> None:
     assert again.output
 
 
-def test_what_needs_a_memory_is_refused(worker: WorkerProcess) -> None:
+def test_references_to_stored_responses_are_refused(worker: WorkerProcess) -> None:
     """Without the turns to which these refer, an answer would be wrong."""
     asked = {"previous_response_id": "resp_1", "conversation": "conv_1", "prompt": {"id": "pmpt_1"}}
     for name, given in asked.items():
@@ -225,7 +225,7 @@ def test_what_needs_a_memory_is_refused(worker: WorkerProcess) -> None:
     assert answer.status_code == 200 and "x-ignored-fields" not in answer.headers
 
 
-def test_a_message_s_failure_has_anthropic_s_type_for_its_status(worker: WorkerProcess) -> None:
+def test_an_error_of_messages_has_anthropics_type_for_its_status(worker: WorkerProcess) -> None:
     """Its clients decide by the type whether to retry."""
     body = {"model": "m", "max_tokens": 1, "messages": user("a")}
     url, past = f"{worker.base_url}/v1/messages", {"X-Deadline": "1"}
@@ -433,7 +433,7 @@ LLAMA_SERVERS: list[tuple[str, dict[str, Any], str]] = [
         *LLAMA_SERVERS,
     ],
 )
-def test_a_clients_fault_is_named(
+def test_an_invalid_field_is_named(
     worker: WorkerProcess, path: str, fields: dict[str, Any], named: str
 ) -> None:
     """By its field, or in the message if the format has no place for a field."""
@@ -450,7 +450,7 @@ def test_a_clients_fault_is_named(
         assert named in error["message"]
 
 
-def test_a_turn_is_put_together_as_the_model_wrote_it(worker: WorkerProcess) -> None:
+def test_reasoning_text_and_calls_of_one_turn_are_one_message(worker: WorkerProcess) -> None:
     """Consecutive reasoning, text and calls are one message of the assistant. Some templates refuse
     another message between a call and its result, and Gemma's then lose the result."""
     call = {"type": "function_call", "call_id": "1", "name": "look", "arguments": "{}"}
@@ -519,7 +519,7 @@ def test_documents_and_search_results_are_read_as_text(worker: WorkerProcess) ->
         ("/api/blobs/nothing", {"error"}),
     ],
 )
-def test_a_path_that_does_not_exist_has_the_form_of_its_neighbours(
+def test_a_404_has_the_error_form_of_the_dialect_of_its_path(
     worker: WorkerProcess, path: str, fields: set[str]
 ) -> None:
     for answer in (worker.get(path), worker.post(path, {})):
@@ -538,7 +538,7 @@ def test_a_path_that_does_not_exist_has_the_form_of_its_neighbours(
         ("/v1/messages", {"type", "error", "request_id"}),
     ],
 )
-def test_each_operation_refuses_in_the_form_of_its_dialect(
+def test_each_operation_refuses_in_the_error_form_of_its_dialect(
     worker: WorkerProcess, path: str, fields: set[str]
 ) -> None:
     wrong_method = httpx.delete(worker.base_url + path)

@@ -134,7 +134,7 @@ TINY_CHUNKS = b'{"prompt":"' + b"a" * 200_000 + b'","max_tokens":1}'
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not report it")
-def test_a_wait_for_a_processor_is_no_hold() -> None:
+def test_a_wait_for_a_processor_does_not_count_as_a_hold() -> None:
     """On a busy machine, the loop may wait for a processor that another thread of its process
     uses."""
     before = os.sched_getaffinity(0)
@@ -162,5 +162,7 @@ READS = {
 
 
 @pytest.mark.parametrize("name", READS)
-def test_what_fits_into_one_read_does_not_hold_the_event_loop(watched: Watched, name: str) -> None:
+def test_many_small_parts_in_one_read_do_not_hold_the_event_loop(
+    watched: Watched, name: str
+) -> None:
     assert excess_ms(watched, READS[name]) < 0

@@ -29,7 +29,7 @@ def streamed(worker: WorkerProcess, path: str = "/completion", **fields: Any) ->
     return [json.loads(each) for each in re.findall(r"^data: ({.*)", answer.text, re.MULTILINE)]
 
 
-def test_a_completion_is_the_one_of_openais_path(worker: WorkerProcess) -> None:
+def test_a_completion_has_the_text_of_openais_path(worker: WorkerProcess) -> None:
     answer = completed(worker, return_tokens=True, n_probs=2)
     body = {"prompt": PROMPT, "max_tokens": 8, "temperature": 0}
     expected = worker.post("/v1/completions", body).json()["choices"][0]["text"]
@@ -42,7 +42,9 @@ def test_a_completion_is_the_one_of_openais_path(worker: WorkerProcess) -> None:
     assert answer["timings"]["prompt_ms"] > 0
 
 
-def test_odds_after_the_samplers_and_all_that_there_are(worker: WorkerProcess) -> None:
+def test_probabilities_are_before_or_after_the_samplers_and_of_all_tokens_on_request(
+    worker: WorkerProcess,
+) -> None:
     fields: dict[str, Any] = {"n_probs": 10, "post_sampling_probs": True, "top_k": 2}
     for entry in completed(worker, **fields)["completion_probabilities"]:
         assert "logprob" not in entry and "top_logprobs" not in entry
@@ -52,13 +54,15 @@ def test_odds_after_the_samplers_and_all_that_there_are(worker: WorkerProcess) -
     assert len(entry["top_logprobs"]) == 1024
 
 
-def test_no_token_with_its_odds_is_the_next_one(worker: WorkerProcess) -> None:
+def test_with_n_predict_0_the_probabilities_are_those_of_the_next_token(
+    worker: WorkerProcess,
+) -> None:
     (entry,) = completed(worker, n_predict=0, n_probs=5)["completion_probabilities"]
     assert len(entry["top_logprobs"]) == 5
     assert completed(worker, n_predict=0)["content"] == ""
 
 
-def test_a_token_that_the_end_of_a_line_cuts_off_has_no_odds(worker: WorkerProcess) -> None:
+def test_a_token_that_n_indent_cuts_off_has_no_probabilities(worker: WorkerProcess) -> None:
     lines: dict[str, Any] = {"grammar": 'root ::= "a\\n" [a-z]+', "n_indent": 2}
     answer = completed(worker, return_tokens=True, n_probs=1, **lines)
     assert (answer["content"], answer["stop_type"]) == ("a\n", "limit")
@@ -66,7 +70,7 @@ def test_a_token_that_the_end_of_a_line_cuts_off_has_no_odds(worker: WorkerProce
     assert ids == answer["tokens"][:-1] and len(ids) < answer["tokens_predicted"]
 
 
-def test_the_tokens_of_an_answer_are_all_that_were_drawn(worker: WorkerProcess) -> None:
+def test_tokens_include_the_end_of_generation_and_those_of_a_stop(worker: WorkerProcess) -> None:
     """Including the end-of-generation token and those of a stop, as in llama-server."""
     ended = completed(worker, return_tokens=True, grammar='root ::= "a"')
     assert (ended["content"], ended["stop_type"]) == ("a", "eos")
@@ -81,7 +85,9 @@ def test_the_tokens_of_an_answer_are_all_that_were_drawn(worker: WorkerProcess) 
 
 
 @pytest.mark.parametrize("is_after", [False, True])
-def test_each_token_of_an_answer_has_its_odds(worker: WorkerProcess, is_after: bool) -> None:
+def test_each_token_of_a_completion_has_its_probabilities(
+    worker: WorkerProcess, is_after: bool
+) -> None:
     """Including the one that ends it on llama-server's own paths; on OpenAI's that has none."""
     fields: dict[str, Any] = {"grammar": 'root ::= "ab"', "post_sampling_probs": is_after}
     answer = completed(worker, return_tokens=True, n_probs=1, **fields)
@@ -119,7 +125,7 @@ def test_every_dialect_counts_the_token_that_ends_an_answer(worker: WorkerProces
     assert worker.metric("worker_tokens_generated_total") == before + 4 * n_tokens
 
 
-def test_why_a_completion_ended(worker: WorkerProcess) -> None:
+def test_a_completion_names_the_stop_that_matched(worker: WorkerProcess) -> None:
     word = completed(worker, stop=[" upon", ","])
     assert (word["stop_type"], word["stopping_word"]) == ("word", ",")
     assert "," not in word["content"]
@@ -150,7 +156,9 @@ def test_an_answer_that_the_context_ended_is_truncated(small: WorkerProcess) -> 
         assert (full["stop_type"], asked["stop_type"]) == ("limit", "limit")
 
 
-def test_an_answer_says_what_it_was_sampled_with(worker: WorkerProcess) -> None:
+def test_an_answer_has_its_generation_settings_and_only_the_requested_fields(
+    worker: WorkerProcess,
+) -> None:
     grammar = 'root ::= "a\\n" "b"'
     asked: dict[str, Any] = {
         "seed": 7,
@@ -173,7 +181,9 @@ def test_an_answer_says_what_it_was_sampled_with(worker: WorkerProcess) -> None:
     assert streamed(worker, grammar=grammar)[-1]["has_new_line"] is True
 
 
-def test_what_is_told_as_default_is_what_a_silent_request_has(worker: WorkerProcess) -> None:
+def test_the_defaults_of_props_are_those_of_a_request_without_settings(
+    worker: WorkerProcess,
+) -> None:
     told = worker.get("/props").json()["default_generation_settings"]["params"]
     answer = worker.post("/completion", {"prompt": PROMPT, "stop": "a", "n_predict": 1}).json()
     used = answer["generation_settings"]
@@ -184,9 +194,7 @@ def test_what_is_told_as_default_is_what_a_silent_request_has(worker: WorkerProc
 
 
 @pytest.mark.parametrize("path", ["/completion", "/v1/completions"])
-def test_the_defaults_that_are_told_draw_another_answer_each_time(
-    worker: WorkerProcess, path: str
-) -> None:
+def test_the_defaults_of_props_contain_no_fixed_seed(worker: WorkerProcess, path: str) -> None:
     told = worker.get("/props").json()["default_generation_settings"]["params"]
     body = told | {"prompt": PROMPT, "temperature": 1.5, "max_tokens": 16, "n_predict": 16}
     found = [worker.post(path, body).json() for _ in range(4)]
@@ -195,7 +203,7 @@ def test_the_defaults_that_are_told_draw_another_answer_each_time(
 
 
 @pytest.mark.parametrize("path", ["/completion", "/v1/completions", "/v1/chat/completions"])
-def test_a_long_prompt_tells_how_far_it_is(worker: WorkerProcess, path: str) -> None:
+def test_a_long_prompt_reports_its_progress(worker: WorkerProcess, path: str) -> None:
     text = path + "".join(f"The fox met bird number {n} by the river. " for n in range(40))
     chat = [{"role": "user", "content": text}]
     body: dict[str, Any] = {"max_tokens": 4, "timings_per_token": True}
@@ -215,7 +223,7 @@ def test_a_long_prompt_tells_how_far_it_is(worker: WorkerProcess, path: str) -> 
     assert not any("prompt_progress" in chunk for chunk in plain)
 
 
-def test_tokens_with_their_texts(worker: WorkerProcess) -> None:
+def test_the_pieces_of_tokens_join_to_the_text(worker: WorkerProcess) -> None:
     body = {"content": "A 媽 and 🤗 <|im_end|>", "with_pieces": True}
     tokens = worker.post("/tokenize", body).json()["tokens"]
     raw = b"".join(
@@ -233,7 +241,7 @@ def test_tokens_with_their_texts(worker: WorkerProcess) -> None:
     assert all(isinstance(token, int) for token in told["tokens"])
 
 
-def test_of_nothing_there_is_nothing(worker: WorkerProcess) -> None:
+def test_an_empty_text_has_no_tokens(worker: WorkerProcess) -> None:
     """A missing text is an empty one, without a BOS before it."""
     texts: list[Any] = [{}, {"add_special": True}, {"content": ""}, {"with_pieces": True}]
     for body in texts:
@@ -243,7 +251,7 @@ def test_of_nothing_there_is_nothing(worker: WorkerProcess) -> None:
         assert worker.post("/detokenize", body).json() == {"content": ""}
 
 
-def test_nothing_ends_an_answer_too_soon(worker: WorkerProcess) -> None:
+def test_min_tokens_delays_the_end_stops_and_stop_token_ids(worker: WorkerProcess) -> None:
     """`min_tokens` delays the end, stops and `stop_token_ids`; later they count."""
     first = completed(worker, return_tokens=True)
     ids, text = first["tokens"], first["content"]
@@ -263,7 +271,7 @@ def test_nothing_ends_an_answer_too_soon(worker: WorkerProcess) -> None:
 # --- a gap in a text -----------------------------------------------------------------------
 
 
-def test_the_text_in_a_gap(small: WorkerProcess) -> None:
+def test_a_suffix_and_infill_make_the_same_fill_in_the_middle_prompt(small: WorkerProcess) -> None:
     """A suffix and `/infill` make the same prompt: prefix, suffix and middle, each after its
     token."""
     worker = small
@@ -306,7 +314,7 @@ LONG = "word " * 200
          "input_extra"),
     ],
 )  # fmt: skip
-def test_the_part_of_a_prompt_that_is_at_fault_is_named(
+def test_the_invalid_part_of_a_prompt_is_named(
     small: WorkerProcess, path: str, body: Any, param: str
 ) -> None:
     answer = small.post(path, body)
@@ -314,7 +322,7 @@ def test_the_part_of_a_prompt_that_is_at_fault_is_named(
     assert answer.json()["error"]["param"] == param
 
 
-def test_a_model_without_gaps_says_where_a_text_goes_without_one(worker: WorkerProcess) -> None:
+def test_a_model_without_fill_in_the_middle_tokens_says_what_to_send(worker: WorkerProcess) -> None:
     """`/infill` itself requires a gap."""
     gap = {"input_prefix": "a", "input_suffix": "b"}
     for path, body in (("/infill", gap), ("/v1/completions", {"prompt": "a", "suffix": "b"})):
@@ -334,7 +342,7 @@ def test_the_tokens_of_a_prompt_are_counted(worker: WorkerProcess, prefix: str) 
         assert counted["input_tokens"] == answer["usage"]["prompt_tokens"]
 
 
-def test_timings_come_with_every_token_where_they_are_asked_for(worker: WorkerProcess) -> None:
+def test_timings_come_with_every_token_only_on_request(worker: WorkerProcess) -> None:
     chat: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
     chat |= {"stream_options": {"include_usage": True}}
     for asked in (False, True):
@@ -347,7 +355,7 @@ def test_timings_come_with_every_token_where_they_are_asked_for(worker: WorkerPr
 @pytest.mark.parametrize(
     ("n_predicted", "fields"), [(0, {"n_predict": 0}), (1, {"grammar": 'root ::= ""'})]
 )
-def test_timings_of_an_answer_without_a_text_have_its_prompt(
+def test_timings_of_an_empty_answer_have_its_prompt(
     worker: WorkerProcess, n_predicted: int, fields: dict[str, Any]
 ) -> None:
     answer = completed(worker, cache_prompt=False, **fields)
@@ -362,7 +370,7 @@ def test_timings_of_each_token_have_the_prompts_time(worker: WorkerProcess) -> N
     assert all(chunk["timings"]["prompt_ms"] > 0 for chunk in chunks)
 
 
-def test_the_first_token_comes_with_the_prompt_and_is_in_no_pace(worker: WorkerProcess) -> None:
+def test_the_first_token_is_not_counted_in_the_generation_speed(worker: WorkerProcess) -> None:
     """As in llama-server: of two tokens, only one took the time of the answer."""
     two, one = (completed(worker, n_predict=n, ignore_eos=True)["timings"] for n in (2, 1))
     assert two["predicted_per_token_ms"] == two["predicted_ms"] > 0
@@ -381,7 +389,7 @@ def test_a_chat_is_tokenised_as_the_template_writes_it(worker: WorkerProcess) ->
     assert refused.status_code == 400 and "content must not be combined" in refused.text
 
 
-def test_a_prompt_that_is_too_long_is_told_in_each_dialect_s_words(worker: WorkerProcess) -> None:
+def test_a_prompt_that_is_too_long_is_refused_in_each_dialects_words(worker: WorkerProcess) -> None:
     text = "word " * 3000
     chat: Any = {"model": "m", "messages": [{"role": "user", "content": text}], "max_tokens": 4}
     n_ctx = worker.get("/health").json()["context_length"]
@@ -408,19 +416,19 @@ def test_a_prompt_that_is_too_long_is_told_in_each_dialect_s_words(worker: Worke
     assert own["n_prompt_tokens"] > own["n_ctx"] == n_ctx
 
 
-def test_a_tool_of_any_name_is_none(worker: WorkerProcess) -> None:
+def test_an_unknown_server_tool_is_refused_with_a_short_message(worker: WorkerProcess) -> None:
     """Its page calls one at its start."""
     told = worker.post("/tools", {"tool": "a" * 70_000}).json()["error"]
     assert "no tool 'aaa" in told and "nor any other" in told and len(told) < 2000
 
 
-def test_what_vllm_s_routers_ask(worker: WorkerProcess) -> None:
+def test_the_probes_of_vllms_routers_are_answered(worker: WorkerProcess) -> None:
     assert worker.get("/ping").status_code == 200
     assert worker.get("/load").json() == {"server_load": 0}
     assert worker.get("/version").json()["version"]
 
 
-def test_answers_name_llama_cpp_s_build_first(worker: WorkerProcess) -> None:
+def test_the_system_fingerprint_begins_with_llama_cpps_build(worker: WorkerProcess) -> None:
     body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
     answer = worker.post("/v1/chat/completions", body).json()
     assert re.match(r"b\d+-[0-9a-z]+-", answer["system_fingerprint"])

@@ -82,7 +82,7 @@ def test_a_request_is_counted_once_everywhere(worker: WorkerProcess) -> None:
     assert 1 <= inter_token <= 199, "those that came together with the first are not apart"
 
 
-def test_what_a_request_has_cut_or_joined_is_no_request(worker: WorkerProcess) -> None:
+def test_tokenizing_and_detokenizing_do_not_count_as_requests(worker: WorkerProcess) -> None:
     """An embedding with texts to truncate counted once for each, and its time as an inference's."""
     worker.wait_idle()
     names = ['worker_requests_total{outcome="success"}', "worker_inference_duration_ms_count"]
@@ -101,7 +101,7 @@ def test_what_a_request_has_cut_or_joined_is_no_request(worker: WorkerProcess) -
         {"prompt": FOX, "stop": [" and", " the", " a", ". "], "n": 2},
     ],
 )
-def test_tokens_are_counted_as_usage_tells_them(
+def test_the_token_counters_grow_by_the_usage_of_the_answer(
     worker: WorkerProcess, fields: dict[str, Any]
 ) -> None:
     names = ("worker_tokens_in_total", "worker_tokens_generated_total", CACHED, REUSED, ASKED)
@@ -145,7 +145,9 @@ def test_gauges_are_the_engines(worker: WorkerProcess) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["", "gpu_"])
-def test_routers_can_tell_what_was_found_in_the_cache(worker: WorkerProcess, prefix: str) -> None:
+def test_the_prefix_cache_counters_grow_by_prompt_and_cached_tokens(
+    worker: WorkerProcess, prefix: str
+) -> None:
     names = [f"vllm:{prefix}prefix_cache_{each}_total" for each in ("queries", "hits")]
     prompt = f"A {prefix} prompt whose beginning is asked for twice, " * 4
     first = worker.execute(prompt, max_tokens=1, temperature=0)
@@ -186,7 +188,9 @@ def test_each_refused_request_is_counted_once_by_its_code(
         assert refusals(client) == {f'{REFUSED}{{code="{code}"}}': 1}
 
 
-def test_a_refusal_is_counted_from_none(scripted: ScriptedFactory, tmp_path: Path) -> None:
+def test_the_counter_of_each_refusal_begins_at_zero(
+    scripted: ScriptedFactory, tmp_path: Path
+) -> None:
     """A rate misses the first refusal if the series begins at 1."""
     page = (ROOT / "docs/api.md").read_text("utf-8")
     codes = re.findall(r"^\| `([A-Z_]+)` \| \d{3} \|", page, re.MULTILINE)
@@ -242,7 +246,7 @@ def refusals(client: httpx.Client) -> dict[str, float]:
     return {name: float(n) for name, n in series if float(n)}
 
 
-def test_who_asks_whether_a_stream_or_job_is_there_is_not_refused(worker: WorkerProcess) -> None:
+def test_a_probe_for_an_unknown_stream_or_job_is_no_refusal(worker: WorkerProcess) -> None:
     """A fleet's gateway asks all workers; those without it used to count a refusal each time."""
     with worker.client() as client:
         before, told = refusals(client), client.get("/status").json()["refusals"]
@@ -253,7 +257,7 @@ def test_who_asks_whether_a_stream_or_job_is_there_is_not_refused(worker: Worker
         assert client.get("/status").json()["refusals"] == told
 
 
-def test_a_request_that_fails_once_it_is_accepted_was_not_refused(
+def test_a_request_that_times_out_after_it_was_accepted_is_no_refusal(
     worker: WorkerProcess,
 ) -> None:
     body = {"prompt": FOX, "max_tokens": 8000, "ignore_eos": True}
@@ -276,7 +280,9 @@ def test_a_request_that_fails_once_it_is_accepted_was_not_refused(
         assert client.get("/status").json()["refusals"] == told
 
 
-def test_an_answer_whose_first_token_ends_it_has_had_a_first_token(worker: WorkerProcess) -> None:
+def test_an_answer_of_one_token_counts_in_the_time_to_the_first_token(
+    worker: WorkerProcess,
+) -> None:
     worker.wait_idle()
     names = [
         f"worker_{name}_count" for name in ("time_to_first_token_seconds", "queue_wait_seconds")
@@ -294,7 +300,7 @@ def narrow(share_worker: StartWorker) -> WorkerProcess:
     return share_worker("--slots", "1", "--max-queued-requests", "2", can_be_held=True)
 
 
-def test_who_asks_for_an_idle_slot_hears_that_there_is_none(narrow: WorkerProcess) -> None:
+def test_slots_is_503_on_request_if_none_is_idle(narrow: WorkerProcess) -> None:
     """As in llama-server, for load balancers."""
     worker = narrow
     asked = "/slots?fail_on_no_slot=1"
@@ -305,7 +311,7 @@ def test_who_asks_for_an_idle_slot_hears_that_there_is_none(narrow: WorkerProces
         assert worker.get("/slots").json()[0]["is_processing"] is True
 
 
-def test_choices_that_the_queue_has_no_room_for_are_refused_together(
+def test_choices_without_room_in_the_queue_are_refused_together(
     narrow: WorkerProcess,
 ) -> None:
     """Before, those before the first one without room were computed, and counted as cancelled."""
@@ -343,7 +349,7 @@ def test_a_request_of_more_prompt_tokens_than_may_wait_is_answered(
     assert worker.metric(CANCELLED) == 0
 
 
-def test_a_running_request_is_told_in_counts(worker: WorkerProcess) -> None:
+def test_a_running_request_is_reported_in_counts_without_its_text(worker: WorkerProcess) -> None:
     worker.wait_idle()
     with mid_stream(worker, FOX, max_tokens=400, ignore_eos=True):
         now: dict[str, Any] = {}
@@ -393,7 +399,7 @@ def test_a_preempted_request_counts_as_one_that_waits(start_worker: StartWorker)
     worker.wait_idle()
 
 
-def test_refusals_are_told_newest_first_and_quote_no_body(worker: WorkerProcess) -> None:
+def test_refusals_are_listed_newest_first_and_quote_no_body(worker: WorkerProcess) -> None:
     worker.post("/v1/completions", {"prompt": FOX, "max_tokens": "many foxes"})
     worker.post("/v1/chat/completions", {"messages": []})
     schema = {"type": "string", "pattern": "^(foxes$"}
@@ -408,7 +414,7 @@ def test_refusals_are_told_newest_first_and_quote_no_body(worker: WorkerProcess)
     assert "foxes" not in worker.get("/status").text
 
 
-def test_who_sends_no_request_is_counted_and_logged(worker: WorkerProcess) -> None:
+def test_a_connection_that_does_not_speak_http_is_counted_and_logged(worker: WorkerProcess) -> None:
     cut = 'worker_connections_cut_total{reason="no_http"}'
     before = worker.metric(cut)
     with socket.create_connection(("127.0.0.1", worker.port), timeout=20) as client:

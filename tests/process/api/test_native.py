@@ -21,7 +21,7 @@ def greedy(**fields: object) -> dict[str, object]:
     return {"prompt": FRANCE, "temperature": 0, "max_tokens": 32, **fields}
 
 
-def test_execute_streams_in_contract_order(worker: WorkerProcess) -> None:
+def test_execute_streams_started_tokens_and_one_end(worker: WorkerProcess) -> None:
     stream = worker.execute(FRANCE, temperature=0, max_tokens=32)
     assert stream.text == "The capital of France is Paris."
     assert stream.end["stop_reason"] == "EOS"
@@ -39,7 +39,7 @@ def test_inference_gives_the_stream_as_one_object(worker: WorkerProcess) -> None
     assert body["seed"] == 7 and body["job_id"] and "type" not in body
 
 
-def test_inference_speaks_ndjson_when_asked(worker: WorkerProcess) -> None:
+def test_inference_streams_ndjson_on_request(worker: WorkerProcess) -> None:
     answer = httpx.post(
         f"{worker.base_url}/v1/inference",
         json=greedy(),
@@ -62,7 +62,7 @@ def test_inference_stream_makes_a_job_id(worker: WorkerProcess) -> None:
     assert stream.text.endswith("Paris.")
 
 
-def test_text_tools_invert_each_other(worker: WorkerProcess) -> None:
+def test_detokenize_inverts_tokenize(worker: WorkerProcess) -> None:
     text = "Zoë met a 🦔.<|im_end|>"
     tokens = worker.post("/tokenize", {"content": text}).json()["tokens"]
     assert tokens[-1] == 2, "a special token in the text is recognised"
@@ -93,7 +93,7 @@ def test_a_prompt_over_the_context_names_both_numbers(worker: WorkerProcess) -> 
     assert str(body["prompt_tokens"]) in body["message"] and "1024" in body["message"]
 
 
-def test_a_running_job_id_is_taken(worker: WorkerProcess) -> None:
+def test_a_running_job_id_is_refused_and_a_cancel_may_be_repeated(worker: WorkerProcess) -> None:
     job_id = new_job_id()
     body = {"job_id": job_id, "prompt": "Once", "max_tokens": 900, "ignore_eos": True}
     with (
@@ -114,7 +114,7 @@ def test_a_running_job_id_is_taken(worker: WorkerProcess) -> None:
     assert ended.status_code == 202 and ended.json()["status"] == "cancelled", "by itself"
 
 
-def test_metrics_events_flow_between_tokens(worker: WorkerProcess) -> None:
+def test_metrics_events_have_speed_and_memory(worker: WorkerProcess) -> None:
     def run(_: int) -> Stream:
         return worker.execute("Once", max_tokens=400, ignore_eos=True)
 
@@ -133,7 +133,7 @@ def test_metrics_events_flow_between_tokens(worker: WorkerProcess) -> None:
 # --- deadlines ---------------------------------------------------------------------------
 
 
-def test_a_deadline_that_is_past_ends_it_before_any_work(worker: WorkerProcess) -> None:
+def test_a_past_deadline_is_a_504_before_any_work(worker: WorkerProcess) -> None:
     tokens_before = worker.metric("worker_tokens_in_total")
     in_seconds = time.time() + 60  # a mistake that the answer explains
     past = {"X-Deadline": str(int(in_seconds))}
@@ -162,7 +162,7 @@ def test_a_header_that_cannot_be_honoured_is_named(
 # --- state -------------------------------------------------------------------------------
 
 
-def test_health_is_the_contracts(worker: WorkerProcess) -> None:
+def test_health_has_the_fields_of_the_contract(worker: WorkerProcess) -> None:
     body = worker.get("/health").json()
     assert body["status"] == "healthy" and body["resident"] is True
     assert body["quant_kind"] == "Q8_0" and body["tokenizer_kind"] == "gguf-bpe"
@@ -186,7 +186,7 @@ def test_loading_progress_of_a_loaded_worker_ends_at_once(worker: WorkerProcess)
     assert "bytes_per_second" in last
 
 
-def test_info_tells_what_is_static(worker: WorkerProcess) -> None:
+def test_info_has_the_static_facts(worker: WorkerProcess) -> None:
     info = worker.get("/info").json()
     assert info["limits"]["slots"] == 16 and info["limits"]["max_tokens_out"] == 1024
     assert info["model"]["architecture"] == "llama" and len(info["model"]["metadata_sha256"]) == 64

@@ -47,7 +47,7 @@ def test_the_model_is_listed_with_a_tag(worker: WorkerProcess) -> None:
 
 
 @pytest.mark.parametrize("field", ["model", "name"])
-def test_what_is_shown_of_the_model(worker: WorkerProcess, field: str) -> None:
+def test_show_describes_the_model(worker: WorkerProcess, field: str) -> None:
     shown = worker.post("/api/show", {field: NAME, "verbose": False}).json()
     assert shown["capabilities"] == ["completion", "tools"]
     assert shown["model_info"]["general.architecture"] == "llama"
@@ -57,7 +57,7 @@ def test_what_is_shown_of_the_model(worker: WorkerProcess, field: str) -> None:
     assert re.search(r"^temperature +0\.8$", shown["parameters"], re.MULTILINE)
 
 
-def test_the_version_is_one_that_clients_take(worker: WorkerProcess) -> None:
+def test_the_version_is_one_that_clients_accept(worker: WorkerProcess) -> None:
     parts = worker.get("/api/version").json()["version"].split(".")
     assert [int(part) for part in parts] >= [0, 6, 0]
 
@@ -70,7 +70,7 @@ def named(scripted: ScriptedFactory) -> Iterator[httpx.Client]:
         yield client
 
 
-def test_ollamas_own_client_finds_somebody_there(
+def test_the_root_answers_as_ollama_only_without_a_page(
     worker: WorkerProcess, named: httpx.Client
 ) -> None:
     for url, text in ((named.base_url, "Ollama is running"), (worker.base_url, "<!doctype html>")):
@@ -78,14 +78,14 @@ def test_ollamas_own_client_finds_somebody_there(
         assert httpx.get(url).text.startswith(text)
 
 
-def test_without_pages_there_is_none(named: httpx.Client) -> None:
+def test_without_pages_their_paths_are_404(named: httpx.Client) -> None:
     assert "<html" not in named.get("/").text
     for path in ("/docs", "/chat/", "/chat/props", "/page/app.js"):
         assert named.get(path).status_code == 404
     assert named.get("/health").status_code == 200
 
 
-def test_a_name_is_taken_with_and_without_its_tag(named: httpx.Client) -> None:
+def test_a_served_name_is_accepted_with_and_without_latest(named: httpx.Client) -> None:
     names = [each["name"] for each in named.get("/api/tags").json()["models"]]
     assert names == ["tiny:latest", "fox:7b"]
     for name in ("tiny", "tiny:latest", "fox:7b"):
@@ -95,7 +95,9 @@ def test_a_name_is_taken_with_and_without_its_tag(named: httpx.Client) -> None:
         assert refused.status_code == 404 and refused.json().keys() == {"error"}
 
 
-def test_the_model_that_is_there_is_pulled_and_no_other(worker: WorkerProcess) -> None:
+def test_pulling_the_served_model_succeeds_and_any_other_change_is_a_404(
+    worker: WorkerProcess,
+) -> None:
     [line] = lines_of(worker.post("/api/pull", {"model": NAME}))
     assert line == worker.post("/api/pull", {"name": NAME, "stream": False}).json()
     assert line == {"status": "success"}
@@ -138,7 +140,7 @@ def check_end(end: dict[str, Any], reason: str) -> None:
     assert end["prompt_eval_count"] > 0 and end["eval_count"] > 0
 
 
-def test_a_chat_is_streamed_unless_told_otherwise(worker: WorkerProcess) -> None:
+def test_a_chat_is_streamed_unless_stream_is_false(worker: WorkerProcess) -> None:
     *parts, last = lines_of(chat(worker))
     whole = chat(worker, stream=False).json()
     assert "".join(part["message"]["content"] for part in parts) == PARIS
@@ -153,7 +155,7 @@ def test_a_chat_is_streamed_unless_told_otherwise(worker: WorkerProcess) -> None
     check_end(chat(worker, stream=False, options=GREEDY | {"num_predict": 2}).json(), "length")
 
 
-def test_an_answer_goes_on_where_the_assistant_ends(worker: WorkerProcess) -> None:
+def test_a_last_message_of_the_assistant_is_continued(worker: WorkerProcess) -> None:
     begun = [*FRANCE, {"role": "assistant", "content": "The capital of"}]
     assert (
         chat(worker, messages=begun, stream=False).json()["message"]["content"]
@@ -190,7 +192,7 @@ def test_a_prompt_goes_into_the_template_unless_it_is_raw(worker: WorkerProcess)
     assert generate(worker, prompt=chat, raw=True, system="a").status_code == 400
 
 
-def test_an_empty_request_loads_the_model(worker: WorkerProcess) -> None:
+def test_an_empty_request_loads_or_unloads_the_model(worker: WorkerProcess) -> None:
     for stream in (True, False):
         loaded = chat(worker, messages=[], stream=stream).json()
         assert loaded["done"] and loaded["done_reason"] == "load"

@@ -47,7 +47,7 @@ def content_of(answer: httpx.Response) -> str:
         ({"größe": 1, "a,b": 1}, "gr%C3%B6%C3%9Fe, a%2Cb"),
     ],
 )
-def test_a_body_as_clients_send_it(
+def test_bodies_of_usual_clients_are_accepted_and_ignored_fields_named(
     worker: WorkerProcess, fields: dict[str, Any], ignored: str | None
 ) -> None:
     answer = chat(worker, **fields)
@@ -68,14 +68,14 @@ def test_the_header_of_ignored_fields_is_bounded_and_says_how_many_more_there_ar
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "max_new_tokens"])
-def test_a_fault_is_told_of_the_name_that_was_sent(worker: WorkerProcess, name: str) -> None:
+def test_an_error_names_the_alias_that_was_sent(worker: WorkerProcess, name: str) -> None:
     error = chat(worker, **{name: 0}).json()["error"]
     assert error["param"] == name and error["message"].startswith(f"{name} must be")
     many = worker.post("/v1/completions", {"prompt": ["a"] * 1000, "max_tokens": 1})
     assert many.status_code == 400 and many.json()["error"]["param"] == "prompt"
 
 
-def test_a_schema_of_anything_is_one(worker: WorkerProcess) -> None:
+def test_an_empty_schema_is_accepted_and_a_missing_one_refused(worker: WorkerProcess) -> None:
     form: dict[str, Any] = {"type": "json_schema", "schema": {}}
     assert chat(worker, response_format=form, max_tokens=2).status_code == 200
     body = {"input": "hi", "max_output_tokens": 2}
@@ -87,7 +87,7 @@ def test_a_schema_of_anything_is_one(worker: WorkerProcess) -> None:
     assert "schema_" not in refused.text
 
 
-def test_what_asks_for_nothing_of_a_completion_is_taken(worker: WorkerProcess) -> None:
+def test_fields_of_a_completion_that_change_nothing_are_accepted(worker: WorkerProcess) -> None:
     nothing = {"echo": False, "suffix": "", "best_of": None}
     assert worker.post("/v1/completions", {"prompt": "Once", **nothing}).status_code == 200
     both = worker.post("/v1/completions", {"prompt": "Once", "n": 2, "best_of": 2}).json()
@@ -159,7 +159,7 @@ OLLAMAS: Any = {"prompt": "Hi", "stream": False, "options": {"num_predict": 1}}
         ("/api/generate", {**OLLAMAS, "top_logprobs": 2}, "top_logprobs"),
     ],
 )  # fmt: skip
-def test_what_has_no_effect_beside_another_field_is_named(
+def test_a_field_without_effect_beside_another_is_named_as_ignored(
     worker: WorkerProcess, path: str, fields: dict[str, Any], ignored: str
 ) -> None:
     """Only the first of several formats counts; a forced call has its own; a raw prompt has no
@@ -184,7 +184,7 @@ def test_a_stop_ends_a_response(worker: WorkerProcess) -> None:
     assert answer["output"][0]["content"][0]["text"] == "The capital"
 
 
-def test_a_replayed_message_may_have_anything_beside_its_text(worker: WorkerProcess) -> None:
+def test_unknown_fields_of_a_replayed_message_are_ignored_by_name(worker: WorkerProcess) -> None:
     part = {"type": "text", "text": "What is the capital of France?", "cache_control": {}}
     message = {"role": "user", "content": [part], "index": 0, "refusal": None, "audio": None}
     answer = worker.post("/v1/chat/completions", {"messages": [message], "temperature": 0})
@@ -200,7 +200,7 @@ def test_text_parts_are_joined_by_a_line_break(worker: WorkerProcess) -> None:
     assert "One\ntwo" in prompt and "None" not in prompt
 
 
-def test_both_limits_and_the_newer_one_wins(worker: WorkerProcess) -> None:
+def test_max_completion_tokens_wins_over_max_tokens(worker: WorkerProcess) -> None:
     answer = chat(worker, max_tokens=5, max_completion_tokens=2).json()
     assert answer["usage"]["completion_tokens"] == 2
     assert answer["choices"][0]["finish_reason"] == "length"
@@ -214,7 +214,7 @@ def test_a_limit_beyond_the_context_ends_with_length(worker: WorkerProcess) -> N
     assert answer["usage"]["total_tokens"] == 1025
 
 
-def test_a_byte_order_mark_and_a_trailing_slash_do_not_hurt(worker: WorkerProcess) -> None:
+def test_a_byte_order_mark_and_a_trailing_slash_are_accepted(worker: WorkerProcess) -> None:
     body = b'\xef\xbb\xbf{"prompt": "Once", "max_tokens": 1}'
     url = f"{worker.base_url}/v1/completions/"
     json = {"Content-Type": "application/json; charset=utf-8"}
@@ -228,13 +228,13 @@ def strict(share_worker: StartWorker) -> WorkerProcess:
     return share_worker("--strict", "--served-model-name", "a", "--served-model-name", "b")
 
 
-def test_strict_refuses_what_it_does_not_know(strict: WorkerProcess) -> None:
+def test_strict_refuses_unknown_fields_by_name(strict: WorkerProcess) -> None:
     answer = chat(strict, metadata={}, store=False)
     assert answer.status_code == 400
     assert [e["field"] for e in answer.json()["error"]["errors"]] == ["metadata", "store"]
 
 
-def test_a_model_has_its_served_names_alone(strict: WorkerProcess) -> None:
+def test_a_model_has_only_its_served_names(strict: WorkerProcess) -> None:
     assert chat(strict, model="b").json()["model"] == "a"
     assert [entry["id"] for entry in strict.get("/v1/models").json()["data"]] == ["a", "b"]
     assert strict.get("/v1/models/b").json()["id"] == "b"
@@ -254,7 +254,7 @@ def taken(worker: WorkerProcess, path: str, body: dict[str, Any]) -> Any:
     return answer.json()
 
 
-def test_what_a_message_says_comes_back_under_strict(strict: WorkerProcess) -> None:
+def test_a_message_may_be_sent_back_under_strict(strict: WorkerProcess) -> None:
     body = {"model": "a", "messages": ASKED, "max_tokens": 300, "temperature": 0}
     body |= {"tools": [{"name": "look", "input_schema": LOOK}]}
     [use] = taken(strict, "/v1/messages", body | {"tool_choice": {"type": "any"}})["content"]
@@ -268,7 +268,7 @@ def test_what_a_message_says_comes_back_under_strict(strict: WorkerProcess) -> N
     taken(strict, "/v1/messages", body | {"messages": turns, "max_tokens": 2})
 
 
-def test_what_a_response_says_comes_back_under_strict(strict: WorkerProcess) -> None:
+def test_a_responses_output_may_be_sent_back_under_strict(strict: WorkerProcess) -> None:
     body = {"input": FRANCE, "max_output_tokens": 4, "temperature": 0}
     output = taken(strict, "/v1/responses", body)["output"]
     function = {"type": "function", "name": "look", "parameters": LOOK}
@@ -286,7 +286,7 @@ def test_what_a_response_says_comes_back_under_strict(strict: WorkerProcess) -> 
     taken(strict, "/v1/responses", body | {"input": turns})
 
 
-def test_what_ollamas_chat_says_comes_back_under_strict(strict: WorkerProcess) -> None:
+def test_a_message_of_ollamas_chat_may_be_sent_back_under_strict(strict: WorkerProcess) -> None:
     used: dict[str, Any] = {"index": 0, "name": "look", "arguments": {}}
     turns = [
         *ASKED,
@@ -309,7 +309,7 @@ def test_the_last_chunk_has_timings(worker: WorkerProcess) -> None:
     assert timings["predicted_per_second"] > 0
 
 
-def test_a_late_head_is_a_true_status(worker: WorkerProcess) -> None:
+def test_a_late_head_changes_no_successful_stream(worker: WorkerProcess) -> None:
     late = {"x-llorch-late-head": "1"}
     for path, body in (
         ("/v1/inference/stream", {"prompt": "Once", "max_tokens": 3, "seed": 1}),
@@ -321,7 +321,7 @@ def test_a_late_head_is_a_true_status(worker: WorkerProcess) -> None:
         assert answer.text.count("\n\n") == usual.text.count("\n\n")
 
 
-def test_llama_servers_view(worker: WorkerProcess) -> None:
+def test_props_and_slots_describe_the_worker(worker: WorkerProcess) -> None:
     props = worker.get("/props").json()
     assert props["total_slots"] == 16 and props["model_alias"] == "tiny-model"
     assert props["model_path"] == "tiny-model"

@@ -74,14 +74,16 @@ def test_the_document_is_valid_and_lists_every_route(document: dict[str, Any]) -
     assert routes == {(p, method) for p, found in document["paths"].items() for method in found}
 
 
-def test_each_operation_is_asked_well_or_its_namesake_is() -> None:
+def test_each_body_that_operations_have_has_a_valid_example() -> None:
     bodies = {each.path: each for dialect in DIALECTS for each in dialect.operations if each.body}
     asked = [bodies.pop(path) for path in (*GOOD, *NOT_OF_THIS_MODEL)]
     left = {path for path, each in bodies.items() if each.body not in [a.body for a in asked]}
     assert not left, "GOOD has no body for these"
 
 
-def test_the_limits_in_it_are_this_workers(document: dict[str, Any], worker: WorkerProcess) -> None:
+def test_the_limits_in_the_document_are_this_workers(
+    document: dict[str, Any], worker: WorkerProcess
+) -> None:
     execute = document["components"]["schemas"]["ExecuteRequest"]
     assert execute["properties"]["top_k"]["maximum"] == 1024
     assert execute["properties"]["max_tokens"]["maximum"] == 1024
@@ -144,14 +146,14 @@ READ += ["/tools", "/api/tags", "/api/ps", "/api/version"]
 
 
 @pytest.mark.parametrize("path", [*READ, "/v1/loading/progress"])
-def test_what_is_read_conforms(document: dict[str, Any], worker: WorkerProcess, path: str) -> None:
+def test_answers_to_get_conform(document: dict[str, Any], worker: WorkerProcess, path: str) -> None:
     answer = worker.get(path)
     assert answer.status_code == 200
     conforms(document, path, answer)
 
 
 @pytest.mark.parametrize("path", GOOD)
-def test_what_is_asked_rightly_conforms(
+def test_answers_to_valid_bodies_conform(
     document: dict[str, Any], worker: WorkerProcess, path: str
 ) -> None:
     operation = document["paths"][path]["post"]
@@ -206,7 +208,7 @@ HEADS: tuple[dict[str, str], ...] = ({}, SOME, SOME | {"X-Conversation-Id": "ano
 """Request heads; with a conversation id, a stream is kept whatever `X-Llorch-Resume` says."""
 
 
-def test_what_an_operation_reads_of_a_head_is_described(
+def test_the_headers_that_an_operation_reads_are_described(
     scripted: ScriptedFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Record the headers that are read: those with a description must be in the operation. For a
@@ -251,7 +253,7 @@ def asked_with_each_head(client: httpx.Client, method: str, path: str) -> None:
             return
 
 
-def test_what_is_read_of_an_address_is_described(document: dict[str, Any]) -> None:
+def test_the_query_parameters_that_are_read_are_described(document: dict[str, Any]) -> None:
     sources = [path.read_text("utf-8") for path in API.rglob("*.py")]
     uses = sum(text.count("query_params") for text in sources)
     read = [name for text in sources for name in re.findall(r'query_params\.get\("(\w+)"\)', text)]
@@ -277,7 +279,7 @@ def parameters_in(document: dict[str, Any], operation: dict[str, Any]) -> set[st
     return {each["name"].lower() for each in parameters if each["in"] == "header"}
 
 
-def test_a_form_of_another_project_is_linked(document: dict[str, Any]) -> None:
+def test_an_answer_in_another_projects_form_has_a_link(document: dict[str, Any]) -> None:
     """An answer without a schema of its own has a link to its documentation."""
     form, linked = TypeAdapter(AsInReference).json_schema()["description"], 0
     for path, methods in document["paths"].items():
@@ -290,7 +292,7 @@ def test_a_form_of_another_project_is_linked(document: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("path", [*GOOD, *NOT_OF_THIS_MODEL])
-def test_what_is_asked_wrongly_conforms(
+def test_refusals_of_invalid_bodies_conform(
     document: dict[str, Any], worker: WorkerProcess, path: str
 ) -> None:
     # As in llama-server, a missing text is an empty one.
@@ -303,7 +305,9 @@ def test_what_is_asked_wrongly_conforms(
         conforms(document, path, answer)
 
 
-def test_what_is_not_there_conforms(document: dict[str, Any], worker: WorkerProcess) -> None:
+def test_refusals_of_missing_jobs_and_models_conform(
+    document: dict[str, Any], worker: WorkerProcess
+) -> None:
     no_job = worker.post("/cancel", {"job_id": "never"})
     assert no_job.status_code == 404 and no_job.json()["code"] == "JOB_NOT_FOUND"
     conforms(document, "/cancel", no_job)

@@ -27,14 +27,14 @@ DIALECTS: dict[str, dict[str, Any]] = {
 }
 
 
-def test_each_dialect_that_generates_is_asked() -> None:
+def test_each_dialect_that_generates_has_an_example() -> None:
     for dialect in app.DIALECTS:
         paths = {each.path for each in dialect.operations if STREAMING == each.reads}
         assert not paths or paths & DIALECTS.keys(), f"DIALECTS has a body for none of {paths}"
 
 
 @pytest.mark.parametrize("path", DIALECTS)
-def test_what_is_reused_is_said_by_the_request(worker: WorkerProcess, path: str) -> None:
+def test_a_request_chooses_which_prefixes_it_reuses(worker: WorkerProcess, path: str) -> None:
     def n_cached(**fields: Any) -> int:
         answer = worker.post(path, DIALECTS[path] | fields)
         assert answer.status_code == 200, answer.text
@@ -52,6 +52,6 @@ def test_what_is_reused_is_said_by_the_request(worker: WorkerProcess, path: str)
 
 
 @pytest.mark.parametrize("path", DIALECTS)
-def test_an_adapter_that_is_not_there_is_named(worker: WorkerProcess, path: str) -> None:
+def test_an_unknown_adapter_is_named(worker: WorkerProcess, path: str) -> None:
     answer = worker.post(path, DIALECTS[path] | {"lora": [{"id": 3, "scale": 1}]})
     assert answer.status_code == 400 and "lora[0].id" in answer.text

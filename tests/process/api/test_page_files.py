@@ -9,7 +9,7 @@ from tests.support.worker import ROOT, WorkerProcess
 from worker.api.http.page import NO_CHAT, has_chat, takes_gzip
 
 
-def test_the_page_is_light_and_closed(worker: WorkerProcess) -> None:
+def test_the_page_is_small_and_its_policy_closed(worker: WorkerProcess) -> None:
     response = worker.get("/")
     policy = response.headers["content-security-policy"]
     assert "default-src 'none'" in policy and "unsafe" not in policy
@@ -23,7 +23,7 @@ def test_the_page_is_light_and_closed(worker: WorkerProcess) -> None:
     assert worker.get("/page/../../settings.py").status_code == 404
 
 
-def test_a_page_that_is_there_already_is_not_sent_again(worker: WorkerProcess) -> None:
+def test_an_unchanged_page_is_not_sent_again(worker: WorkerProcess) -> None:
     with worker.client() as client:
         tag = client.get("/docs/").headers["etag"]
         for tags in (tag, f"W/{tag}", f'"a", {tag}', f'W/"a",W/{tag}'):
@@ -34,7 +34,7 @@ def test_a_page_that_is_there_already_is_not_sent_again(worker: WorkerProcess) -
         assert moved.headers["location"] == "docs/?q=a%20b"
 
 
-def test_the_chat_is_there_or_a_sentence_says_how_to_get_it(worker: WorkerProcess) -> None:
+def test_the_chat_is_served_or_a_404_says_how_to_build_it(worker: WorkerProcess) -> None:
     response = worker.get("/chat/")
     if not has_chat():
         assert response.status_code == 404
@@ -70,7 +70,7 @@ def test_the_api_is_served_below_the_chat_too(worker: WorkerProcess) -> None:
     assert worker.get("/chat/nothing").status_code == 404
 
 
-def test_a_page_is_packed_for_who_unpacks_it() -> None:
+def test_a_page_is_compressed_only_for_clients_that_accept_gzip() -> None:
     for accepted in ("gzip", "br, gzip;q=0.1", "GZIP ; q=1.0", "identity, gzip"):
         assert takes_gzip(accepted), accepted
     for accepted in ("", "br", "gzip;q=0, identity", "gzip ; q=0.00", "x-gzip"):

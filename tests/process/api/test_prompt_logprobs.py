@@ -60,7 +60,9 @@ def test_a_prompt_of_tokens_is_echoed_as_text(worker: WorkerProcess) -> None:
     assert choice["text"] == PROMPT and choice["logprobs"] is None
 
 
-def test_what_is_scored_is_what_is_drawn(worker: WorkerProcess) -> None:
+def test_a_text_has_the_same_log_probabilities_as_prompt_and_as_answer(
+    worker: WorkerProcess,
+) -> None:
     """An answer's own log-probabilities are those that it has as a prompt."""
     greedy = {"max_tokens": 12, "temperature": 0, "logprobs": 0}
     [drawn] = completed(worker, **greedy)["choices"]
@@ -86,7 +88,7 @@ def test_the_scores_of_a_long_prompt_are_all_there(worker: WorkerProcess) -> Non
     assert None not in found["token_logprobs"][1:]
 
 
-def test_a_token_that_is_not_shown_takes_no_characters(worker: WorkerProcess) -> None:
+def test_a_hidden_token_takes_no_characters_of_the_offsets(worker: WorkerProcess) -> None:
     # After this prompt, the bundled model writes a turn marker in the middle.
     body = {"prompt": "1", "max_tokens": 12, "temperature": 0, "logprobs": 0}
     body |= {"deterministic": True}
@@ -97,7 +99,7 @@ def test_a_token_that_is_not_shown_takes_no_characters(worker: WorkerProcess) ->
     assert all(choice["text"].startswith(p, at) for at, p in shown)
 
 
-def test_the_end_is_a_token_where_the_prompt_is_scored(worker: WorkerProcess) -> None:
+def test_with_echo_the_end_of_generation_is_a_scored_token(worker: WorkerProcess) -> None:
     """Harnesses request one token and cut it off, so there must be one."""
     end = "<|im_end|>"
     [end_id] = worker.post("/tokenize", {"content": end}).json()["tokens"]

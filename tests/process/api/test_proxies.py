@@ -147,7 +147,7 @@ def busy(share_worker: StartWorker) -> WorkerProcess:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_wait_longer_than_the_proxys_patience(
+def test_a_stream_outlives_a_wait_longer_than_the_proxys_timeout(
     busy: WorkerProcess, tmp_path: Path, kind: str
 ) -> None:
     """Comments are more frequent in the same ratio as the proxy's timeout is shorter."""

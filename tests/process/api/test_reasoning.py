@@ -63,7 +63,7 @@ def test_a_stop_counts_in_the_reasoning_too(worker: WorkerProcess) -> None:
     assert message["finish_reason"] == "stop"
 
 
-def test_the_functions_are_told_in_words(worker: WorkerProcess) -> None:
+def test_functions_and_results_are_in_the_prompt_of_any_template(worker: WorkerProcess) -> None:
     result = {"role": "tool", "tool_call_id": "call_1", "content": "blue"}
     call = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
     messages = [*FRANCE, {"role": "assistant", "content": None, "tool_calls": [call]}, result]
@@ -75,7 +75,7 @@ def test_the_functions_are_told_in_words(worker: WorkerProcess) -> None:
     assert answer.status_code == 200, answer.text
 
 
-def test_an_answer_begun_by_the_template_is_reasoning_until_it_closes(
+def test_reasoning_that_the_template_begins_continues_across_cuts(
     start_worker: StartWorker, tmp_path: Path
 ) -> None:
     template = OWN + "{% if add_generation_prompt %}<think>\n{% endif %}{# </think> #}"
@@ -114,7 +114,7 @@ def test_an_answer_begun_by_the_template_is_reasoning_until_it_closes(
     assert worker.post("/apply-template", both | {"continue_final_message": "x"}).status_code == 400
 
 
-def test_reasoning_stays_in_the_text_where_the_operator_says_so(scripted: ScriptedFactory) -> None:
+def test_reasoning_none_leaves_the_reasoning_in_the_text(scripted: ScriptedFactory) -> None:
     worker = scripted(reasoning="none")
     worker.supervisor.script = story("<think>\nh", "m\n</think>\n\nParis.")
     answer = httpx.post(f"{worker.base_url}/v1/chat/completions", json={"messages": FRANCE}).json()
@@ -123,7 +123,7 @@ def test_reasoning_stays_in_the_text_where_the_operator_says_so(scripted: Script
     assert "reasoning_content" not in message
 
 
-def test_each_dialect_that_has_a_place_for_it_counts_the_tokens_of_reasoning(
+def test_each_dialect_with_a_field_for_it_counts_the_tokens_of_reasoning(
     scripted: ScriptedFactory,
 ) -> None:
     worker = scripted()

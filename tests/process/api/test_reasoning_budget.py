@@ -54,7 +54,7 @@ def thinking(thinker: Path, share_worker: StartWorker) -> WorkerProcess:
     return share_worker(*flags, can_be_held=True)
 
 
-def test_every_dialect_has_its_own_words_for_it(thinking: WorkerProcess) -> None:
+def test_reasoning_is_bounded_or_off_by_each_dialects_own_field(thinking: WorkerProcess) -> None:
     worker = thinking
 
     def tokens(thought: str) -> int:
@@ -99,7 +99,7 @@ def test_every_dialect_has_its_own_words_for_it(thinking: WorkerProcess) -> None
     assert "</think>" in bounded["text"] and "</think>" not in free["text"]
 
 
-def test_the_operator_s_words_count_where_a_request_has_none_and_come_back(
+def test_the_operators_budget_and_message_hold_unless_a_request_has_its_own(
     start_worker: StartWorker, thinker: Path
 ) -> None:
     variables = '{"enable_thinking": true, "greeting": "Hi"}'
@@ -122,7 +122,7 @@ def test_the_operator_s_words_count_where_a_request_has_none_and_come_back(
 
 
 @pytest.mark.parametrize("is_ordered", [False, True])
-def test_an_engine_that_dies_in_the_middle_changes_no_budget(
+def test_a_crash_does_not_change_the_end_of_reasoning(
     thinking: WorkerProcess, is_ordered: bool
 ) -> None:
     """With a budget of its own, or closed on command just before.
@@ -170,7 +170,7 @@ def test_an_engine_that_dies_in_the_middle_changes_no_budget(
         assert text[:40] == "".join(d.get("content") or "" for d in deltas)[:40]
 
 
-def test_a_command_that_ends_nothing_is_told(thinking: WorkerProcess) -> None:
+def test_a_control_command_without_a_target_reports_no_success(thinking: WorkerProcess) -> None:
     control = "/v1/chat/completions/control"
     gone = thinking.post(control, {"id": "x", "action": "reasoning_end"}).json()
     assert gone["success"] is False and "no active completion" in gone["message"]

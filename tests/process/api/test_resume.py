@@ -84,7 +84,7 @@ def gone_on(
         ("two\nlines\n", "two%0Alines%0A"),
     ],
 )
-def test_a_stream_of_any_name_is_found_by_what_its_header_tells(
+def test_a_stream_of_any_name_is_found_by_its_header(
     worker: WorkerProcess, name: str, told: str
 ) -> None:
     body = {"job_id": name, "prompt": "Once", "max_tokens": 2}
@@ -96,7 +96,9 @@ def test_a_stream_of_any_name_is_found_by_what_its_header_tells(
 
 
 @pytest.mark.parametrize("name", [".", ".."])
-def test_a_stream_to_which_no_path_leads_is_not_begun(worker: WorkerProcess, name: str) -> None:
+def test_a_resumable_stream_named_like_a_relative_path_is_refused(
+    worker: WorkerProcess, name: str
+) -> None:
     body = {"job_id": name, "prompt": "Once", "max_tokens": 2}
     with worker.client() as client:
         refused = client.post("/execute", json=body, headers=RESUME)
@@ -154,7 +156,7 @@ def test_a_stream_cut_at_200_places_loses_no_token_and_repeats_none(
         ("/api/chat", {"model": "m", "messages": CHAT["messages"]}),
     ],
 )
-def test_every_dialect_s_stream_is_gone_on_with_by_bytes_and_by_ids(
+def test_every_dialects_stream_is_resumed_by_bytes_and_by_ids(
     worker: WorkerProcess, path: str, body: Any
 ) -> None:
     name = f"talk/{new_job_id()}"
@@ -176,7 +178,7 @@ def test_every_dialect_s_stream_is_gone_on_with_by_bytes_and_by_ids(
             assert rest == b"".join(event + b"\n\n" for event in events[at + 1 :])
 
 
-def test_a_stream_s_two_names_may_be_one(worker: WorkerProcess) -> None:
+def test_the_two_names_of_a_stream_may_be_equal(worker: WorkerProcess) -> None:
     name = new_job_id()
     with worker.client() as client:
         body = LONG | {"job_id": name, "max_tokens": 8}
@@ -185,7 +187,7 @@ def test_a_stream_s_two_names_may_be_one(worker: WorkerProcess) -> None:
         assert client.get(f"/execute/{name}").content == whole
 
 
-def test_the_page_s_way_a_stream_is_cut_looked_up_and_gone_on_with(worker: WorkerProcess) -> None:
+def test_a_cut_conversation_is_looked_up_resumed_and_deleted(worker: WorkerProcess) -> None:
     name = new_job_id()
     with worker.client() as client:
         headers = {"X-Conversation-Id": f"{name}::m"}
@@ -205,7 +207,7 @@ def test_the_page_s_way_a_stream_is_cut_looked_up_and_gone_on_with(worker: Worke
         assert client.get(f"/v1/stream?conv_id={name}::m").status_code == 404
 
 
-def test_a_stop_ends_the_answer_and_a_new_one_the_old(worker: WorkerProcess) -> None:
+def test_a_deletion_or_a_new_answer_cancels_the_kept_one(worker: WorkerProcess) -> None:
     path, cancelled = "/v1/chat/completions", 'worker_requests_total{outcome="cancelled"}'
     for how in ("delete", "again"):
         headers, name = {"X-Conversation-Id": how}, f"/v1/stream?conv_id={how}"
@@ -241,7 +243,7 @@ def test_only_its_owner_may_read_a_stream(worker: WorkerProcess) -> None:
         assert client.get(url, headers={"x-api-key": "mine"}).content == whole
 
 
-def test_the_head_is_told_while_a_stream_runs_and_its_silence_is_kept(
+def test_head_does_not_wait_for_the_stream_and_comments_are_kept(
     scripted: ScriptedFactory,
 ) -> None:
     """Offsets count the bytes that a reader has seen, including comments."""
@@ -260,7 +262,7 @@ def test_the_head_is_told_while_a_stream_runs_and_its_silence_is_kept(
         assert client.get("/execute/j").content == seen
 
 
-def test_a_stream_that_nobody_reads_goes_after_its_time(scripted: ScriptedFactory) -> None:
+def test_an_unread_stream_is_cancelled_after_resume_seconds(scripted: ScriptedFactory) -> None:
     worker = scripted(resume_seconds=0.4)
     worker.supervisor.script = [*story("a")[:-1], 60.0]
     with httpx.Client(base_url=worker.base_url) as client:
@@ -270,7 +272,7 @@ def test_a_stream_that_nobody_reads_goes_after_its_time(scripted: ScriptedFactor
     assert worker.supervisor.cancelled == ["j"]
 
 
-def test_no_stream_is_kept_where_the_operator_says_so(scripted: ScriptedFactory) -> None:
+def test_resume_seconds_0_keeps_no_stream(scripted: ScriptedFactory) -> None:
     url = f"{scripted(resume_seconds=0).base_url}/execute"
     answer = httpx.post(url, json=JOB, headers=RESUME)
     assert answer.status_code == 200 and b"id: " not in answer.content
@@ -287,7 +289,7 @@ def test_no_stream_is_kept_where_the_operator_says_so(scripted: ScriptedFactory)
         ("/v1/stream?conv_id=here", {"Last-Event-ID": "x"}, "Last-Event-ID"),
     ],
 )
-def test_a_place_that_is_none_is_refused_by_name(
+def test_an_invalid_position_is_refused_by_name(
     worker: WorkerProcess, url: str, headers: dict[str, str], named: str
 ) -> None:
     with worker.client() as client:
@@ -298,7 +300,7 @@ def test_a_place_that_is_none_is_refused_by_name(
 
 
 @pytest.mark.parametrize("place", ["", "?from=3", "?from=100000", "?from=x"])
-def test_the_head_of_a_kept_stream_is_that_of_its_reading(
+def test_head_and_get_of_a_kept_stream_have_the_same_headers(
     scripted: ScriptedFactory, place: str
 ) -> None:
     url = f"{scripted().base_url}/execute"
@@ -310,7 +312,9 @@ def test_the_head_of_a_kept_stream_is_that_of_its_reading(
     assert {key for key, _ in told ^ expected} <= own
 
 
-def test_a_reader_may_leave_before_a_late_head(scripted: ScriptedFactory) -> None:
+def test_a_stream_with_a_late_head_is_kept_if_its_client_leaves_before_it(
+    scripted: ScriptedFactory,
+) -> None:
     worker, has_left = scripted(), threading.Event()
     worker.supervisor.script = [has_left, *story("a", "b")]
     url, headers = f"{worker.base_url}/execute", RESUME | {"x-llorch-late-head": "1"}
@@ -324,7 +328,7 @@ def test_a_reader_may_leave_before_a_late_head(scripted: ScriptedFactory) -> Non
     ]
 
 
-def test_what_is_dropped_is_told() -> None:
+def test_dropped_events_are_refused_and_the_others_found() -> None:
     log = StreamLog((), "text/event-stream", lambda _: True, lambda _: b"event: error\n\n")
     for index in range(50):
         log.append(b"data: %d\n\n" % index)
@@ -354,7 +358,7 @@ async def kept(streams: Streams, *names: str, n_bytes: int) -> StreamLog:
 
 
 @pytest.mark.anyio
-async def test_short_streams_are_bounded_and_looked_up_in_one_pass() -> None:
+async def test_kept_short_streams_are_bounded_and_looked_up_in_order() -> None:
     streams = Streams(Settings(resume_mib=1))
     for index in range(100):
         await kept(streams, f"a{index % 90}::m", f"a::b{index}::c", n_bytes=1)
@@ -366,7 +370,7 @@ async def test_short_streams_are_bounded_and_looked_up_in_one_pass() -> None:
 
 
 @pytest.mark.anyio
-async def test_streams_that_end_before_they_are_looked_at_are_bounded_by_their_bytes() -> None:
+async def test_kept_streams_are_bounded_by_their_bytes_oldest_first() -> None:
     streams = Streams(Settings(resume_mib=1))
     logs = [await kept(streams, str(index), n_bytes=60_000) for index in range(60)]
     left = [log for log in logs if log in streams._logs.values()]

@@ -68,7 +68,7 @@ Ending = Callable[[Supervisor, Path], Awaitable[None]]
 
 
 @pytest.mark.parametrize("ending", [crash_loop, vanished_device, refusing_manager])
-async def test_after_a_fatal_error_all_agree(
+async def test_after_a_fatal_error_all_reports_agree(
     script: Callable[..., None],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -119,7 +119,7 @@ async def test_each_head_is_answered_while_the_model_loads() -> None:
             assert answer.status_code in (200, 400, 404, 503), path
 
 
-async def test_a_draining_worker_is_busy_with_what_it_has() -> None:
+async def test_a_draining_worker_is_resident_and_reports_its_running_request() -> None:
     async with supervised() as supervisor:
         job = await submit(supervisor, request("hold"))
         await asyncio.sleep(0.05)

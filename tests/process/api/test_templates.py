@@ -27,7 +27,7 @@ def greedy(worker: WorkerProcess, content: str) -> Any:
     return worker.post("/v1/chat/completions", body).json()
 
 
-def test_a_model_without_a_template_takes_no_chats(
+def test_a_model_without_a_template_refuses_chats(
     start_worker: StartWorker, tmp_path: Path
 ) -> None:
     worker = start_worker("--model", str(bundled_with_template(tmp_path / "bare.gguf", None)))
@@ -70,7 +70,7 @@ def replaced(share_worker: StartWorker, two_templates: Path) -> WorkerProcess:
     return share_worker("--model", str(two_templates), "--chat-template", str(file))
 
 
-def test_a_template_s_own_bos_is_the_only_one_and_its_failures_are_told(
+def test_a_templates_bos_is_not_doubled_and_its_failures_are_reported(
     odd: WorkerProcess, worker: WorkerProcess
 ) -> None:
     usual = greedy(worker, FRANCE[0]["content"])
@@ -89,15 +89,15 @@ def told(worker: WorkerProcess) -> tuple[str, str | None, bool]:
     return props["chat_template"], props.get("chat_template_tool_use"), has_second
 
 
-def test_both_templates_of_a_model_are_told(odd: WorkerProcess) -> None:
+def test_props_has_both_templates_of_a_model(odd: WorkerProcess) -> None:
     assert told(odd) == (ODD, SECOND, True)
 
 
-def test_an_operators_template_stands_in_for_both(replaced: WorkerProcess) -> None:
+def test_an_operators_template_replaces_both(replaced: WorkerProcess) -> None:
     assert told(replaced) == (OPERATORS, None, False)
 
 
-def test_a_role_that_only_the_template_names_is_taken(replaced: WorkerProcess) -> None:
+def test_a_role_that_only_the_template_knows_is_accepted(replaced: WorkerProcess) -> None:
     body = {"messages": [{"role": "developer", "content": "Be kind."}, {"role": "assistant"}]}
     prompt = replaced.post("/apply-template", body).json()["prompt"]
     assert prompt == "[system]Be kind.[assistant] 11 ,,,,"
@@ -105,7 +105,9 @@ def test_a_role_that_only_the_template_names_is_taken(replaced: WorkerProcess) -
     assert replaced.post("/apply-template", body).json()["prompt"] == "Be kind."
 
 
-def test_a_prompt_is_shown_as_a_chat_of_the_same_fields_has_it(replaced: WorkerProcess) -> None:
+def test_apply_template_and_tokenize_render_a_chat_with_all_its_fields(
+    replaced: WorkerProcess,
+) -> None:
     """Clients that count tokens or use raw completions get a chat's prompt here."""
     worker = replaced
     for fields, prompt in (

@@ -96,7 +96,7 @@ def assembled(chunks: Iterable[Any]) -> dict[str, Any]:
     return {"content": content, "calls": list(calls.values()), "reason": reason}
 
 
-def test_the_worker_says_that_it_takes_tools(worker: WorkerProcess) -> None:
+def test_info_says_that_the_template_takes_tools(worker: WorkerProcess) -> None:
     assert worker.get("/info").json()["model"]["template_takes_tools"] is True
 
 
@@ -176,7 +176,7 @@ CUSTOM: Any = {
 IN_LINE = re.compile(r'\+[a-z "\\]{1,9}\n')
 
 
-def test_a_forced_call_of_a_custom_tool_is_a_text_in_its_form(
+def test_a_forced_call_of_a_custom_tool_follows_its_grammar(
     client: OpenAI, worker: WorkerProcess
 ) -> None:
     choice: Any = {"type": "custom", "custom": {"name": "patch"}}
@@ -250,7 +250,7 @@ def test_a_response_calls_custom_tools_and_those_of_namespaces(client: OpenAI) -
     assert after.usage and after.usage.input_tokens > 50
 
 
-def test_none_is_as_if_there_were_no_tools(client: OpenAI) -> None:
+def test_tool_choice_none_makes_no_call(client: OpenAI) -> None:
     for tools in (TOOLS, openai.omit):
         answer = client.chat.completions.create(
             model="tools", messages=FRANCE, tools=tools, tool_choice="none", temperature=0
@@ -260,7 +260,7 @@ def test_none_is_as_if_there_were_no_tools(client: OpenAI) -> None:
         assert answer.choices[0].finish_reason == "stop"
 
 
-def test_auto_leaves_an_answer_in_words_as_it_is(client: OpenAI) -> None:
+def test_auto_makes_no_call_of_an_answer_in_words(client: OpenAI) -> None:
     fields: Any = {"messages": FRANCE, "tools": [LOOK], "temperature": 0, "max_tokens": 40}
     for choice in ("auto", openai.omit):
         answer = client.chat.completions.create(model="tools", tool_choice=choice, **fields)
@@ -270,7 +270,9 @@ def test_auto_leaves_an_answer_in_words_as_it_is(client: OpenAI) -> None:
 
 
 @pytest.mark.parametrize(("name", "called"), [("look", True), ("jump", False)])
-def test_auto_finds_a_call_that_the_model_chose(client: OpenAI, name: str, called: bool) -> None:
+def test_auto_recognises_a_call_of_an_offered_function_only(
+    client: OpenAI, name: str, called: bool
+) -> None:
     """This model has not learned functions; a grammar makes it write a call like others would."""
     written = json.dumps({"name": name, "arguments": {"where": "up"}})
     form = {"grammar": f"root ::= {json.dumps(written)}"}
@@ -322,7 +324,7 @@ def test_calls_and_results_are_in_the_prompt(client: OpenAI, worker: WorkerProce
     assert after.choices[0].message.content
 
 
-def test_the_model_is_told_only_of_tools_that_it_may_call(worker: WorkerProcess) -> None:
+def test_only_allowed_tools_are_in_the_prompt(worker: WorkerProcess) -> None:
     def told(path: str, **fields: Any) -> int:
         answer = worker.post(f"{path}/input_tokens", fields)
         assert answer.status_code == 200, answer.text
@@ -353,7 +355,7 @@ def test_the_model_is_told_only_of_tools_that_it_may_call(worker: WorkerProcess)
     assert alone < told("/v1/responses", **grouped)
 
 
-def test_a_form_of_the_text_does_not_hold_for_a_forced_call(client: OpenAI) -> None:
+def test_a_response_format_does_not_apply_to_a_forced_call(client: OpenAI) -> None:
     """Some clients send both and parse either."""
     answer = client.chat.completions.create(
         model="tools",
@@ -368,7 +370,7 @@ def test_a_form_of_the_text_does_not_hold_for_a_forced_call(client: OpenAI) -> N
     the_call(call.function.name, call.function.arguments)
 
 
-def test_a_schema_of_the_text_leaves_room_for_a_call(client: OpenAI) -> None:
+def test_a_response_schema_allows_calls(client: OpenAI) -> None:
     """Agents send both: the model makes calls until it answers, and the answer follows the
     schema."""
     schema = {"type": "object", "properties": {"city": {"enum": ["Paris"]}}, "required": ["city"]}
@@ -394,7 +396,7 @@ def test_a_schema_of_the_text_leaves_room_for_a_call(client: OpenAI) -> None:
 @pytest.mark.parametrize(
     ("choice", "names_tools"), [("auto", True), ("none", False), ("required", False)]
 )
-def test_a_grammar_of_the_text_leaves_no_room_for_a_call(
+def test_a_grammar_excludes_calls_and_the_tools_are_named_as_ignored(
     worker: WorkerProcess, choice: str, names_tools: bool
 ) -> None:
     fields = {"messages": FRANCE, "tools": [LOOK], "tool_choice": choice, "max_tokens": 4}
@@ -407,7 +409,7 @@ def test_a_grammar_of_the_text_leaves_no_room_for_a_call(
 
 @pytest.mark.parametrize("stop", ['"where"', "wn", "}"])
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_call_that_a_stop_cuts_off_is_none_to_make(
+def test_a_call_that_a_stop_cuts_off_ends_with_stop(
     worker: WorkerProcess, stop: str, stream: bool
 ) -> None:
     asked = {"messages": FRANCE, "max_tokens": 100, "stream": stream}

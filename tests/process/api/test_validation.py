@@ -79,7 +79,7 @@ def test_required_fields_are_named(worker: WorkerProcess) -> None:
         ("reasoning_budget", -1, -2),
     ],
 )
-def test_each_range_ends_where_it_says(
+def test_each_range_includes_its_limit_and_nothing_beyond(
     worker: WorkerProcess, field: str, edge: Any, beyond: Any
 ) -> None:
     body = {"prompt": "Once", "max_tokens": 1}
@@ -90,7 +90,9 @@ def test_each_range_ends_where_it_says(
 
 
 @pytest.mark.parametrize("given", [5, True, {"a": 1}])
-def test_what_is_no_stop_is_told_that_one_text_is(worker: WorkerProcess, given: Any) -> None:
+def test_an_invalid_stop_is_refused_with_both_valid_forms(
+    worker: WorkerProcess, given: Any
+) -> None:
     answer = worker.post("/v1/completions", {"prompt": "Once", "stop": given})
     assert answer.status_code == 400
     fault = answer.json()["error"]["errors"][0]
@@ -116,7 +118,9 @@ def test_what_is_no_stop_is_told_that_one_text_is(worker: WorkerProcess, given: 
         b"[" * 100_000,
     ],
 )
-def test_what_is_no_json_object_is_told_so(worker: WorkerProcess, body: bytes) -> None:
+def test_a_body_that_is_not_a_valid_json_object_is_refused(
+    worker: WorkerProcess, body: bytes
+) -> None:
     for path in ("/v1/inference", "/v1/chat/completions", "/tokenize"):
         answer = httpx.post(f"{worker.base_url}{path}", content=body, headers=JSON)
         assert answer.status_code == 400, (path, answer.text)
@@ -124,7 +128,7 @@ def test_what_is_no_json_object_is_told_so(worker: WorkerProcess, body: bytes) -
         assert answered.get("code") or answered["error"]["code"] == "invalid_request"
 
 
-def test_a_body_over_the_limit_is_refused_unread(worker: WorkerProcess) -> None:
+def test_a_body_over_the_limit_is_refused(worker: WorkerProcess) -> None:
     limit = worker.get("/info").json()["limits"]["max_body_bytes"]
     told = httpx.post(f"{worker.base_url}/tokenize", content=b" " * (limit + 1), headers=JSON)
     assert told.status_code == 413

@@ -13,7 +13,7 @@ FUNCTIONS_OUT = 13
 OBJECTS_OUT = 1
 
 
-def test_a_streamed_chat_takes_a_short_walk(script: Callable[..., None]) -> None:
+def test_a_streamed_chat_takes_few_functions_and_objects(script: Callable[..., None]) -> None:
     found: Walk = asyncio.run(walk())
     assert len(found.functions_in) <= FUNCTIONS_IN
     assert found.objects_in.total() <= OBJECTS_IN
@@ -21,7 +21,7 @@ def test_a_streamed_chat_takes_a_short_walk(script: Callable[..., None]) -> None
     assert found.objects_out.total() <= OBJECTS_OUT
 
 
-def test_the_way_in_and_out_goes_through_one_dialect(script: Callable[..., None]) -> None:
+def test_a_streamed_chat_runs_code_of_its_own_dialect_only(script: Callable[..., None]) -> None:
     """A dialect's folder is left once and entered once on each way."""
     found = asyncio.run(walk())
     for functions in (found.functions_in, found.functions_out):

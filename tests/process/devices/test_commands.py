@@ -92,7 +92,7 @@ def test_plan_prints_a_table(models: dict[str, Path], warm_cache: Path, own_gpu:
     assert max(len(gap) + len(bar) for _, gap, bar in bars) == 40
 
 
-def test_a_plan_is_shown_in_the_letters_that_there_are(warm_cache: Path) -> None:
+def test_a_plan_is_printed_in_ascii_if_the_terminal_has_nothing_else(warm_cache: Path) -> None:
     ended = run("plan", cache=warm_cache, env={"PYTHONIOENCODING": "ascii"})
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.isascii() and ended.stdout.endswith("It fits.\n")
@@ -157,7 +157,7 @@ def told_alike(cache: Path, settings: dict[str, Any], start: WorkerError) -> Non
     ],
     ids=" ".join,
 )
-def test_a_plan_refuses_each_file_with_which_a_start_fails(
+def test_plan_and_doctor_refuse_each_file_with_which_a_start_fails(
     files: dict[str, str], tmp_path: Path, warm_cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With the same message and code, and so does the doctor."""
@@ -173,7 +173,7 @@ def test_a_plan_refuses_each_file_with_which_a_start_fails(
 
 
 @pytest.mark.parametrize("folder", ["/proc/cache", "a-file", "a-file/below", "long" * 64])
-def test_the_doctor_knows_a_cache_that_cannot_be(folder: str, tmp_path: Path) -> None:
+def test_doctor_names_an_unusable_cache(folder: str, tmp_path: Path) -> None:
     (tmp_path / "a-file").touch()
     (check,) = [c for c in diagnose(tmp_path / folder, DEAF).checks if c.name == "cache"]
     assert "cannot be used" in check.text and "set --cache-dir" in check.text
@@ -190,7 +190,7 @@ HOSTILE = "{{ cycler.__init__.__globals__.os.popen('id').read() }}"
         ("chat_template", "{% if %}", "Expected an expression"),
     ],
 )
-def test_a_template_with_which_a_start_fails_is_told_before(
+def test_plan_and_doctor_refuse_a_template_with_which_a_start_fails(
     whose: str, template: str, words: str, tmp_path: Path, warm_cache: Path
 ) -> None:
     file = tmp_path / "given"
@@ -215,7 +215,7 @@ def test_a_template_with_which_a_start_fails_is_told_before(
 # --- doctor --------------------------------------------------------------------------------
 
 
-def test_doctor_is_content_where_a_worker_starts(warm_cache: Path) -> None:
+def test_doctor_finds_all_checks_ok_where_a_worker_starts(warm_cache: Path) -> None:
     ended = run("doctor", "--port", "0", cache=warm_cache)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     for name in ("machine", "threads", "memory", "cache", "port", "library", "cpu variant"):
@@ -237,7 +237,7 @@ def test_doctor_as_json(warm_cache: Path) -> None:
         assert walls == ["core_dumps", "files", "system_calls"]
 
 
-def test_doctor_tells_that_nothing_is_confined(warm_cache: Path) -> None:
+def test_doctor_reports_that_nothing_is_confined(warm_cache: Path) -> None:
     report = diagnose(warm_cache, confine=False)
     [confined] = [check for check in report.checks if check.name == "confined"]
     assert confined.status == "unknown" and report.exit_code == 0
@@ -278,7 +278,7 @@ def test_doctor_finds_what_a_start_would_fail_for(
     assert re.search(rf"^FAILED +{name} ", report.as_screen(), re.MULTILINE)
 
 
-def test_doctor_names_an_address_as_it_is_written(warm_cache: Path) -> None:
+def test_doctor_writes_an_ipv6_address_in_brackets(warm_cache: Path) -> None:
     report = diagnose(warm_cache, DEAF, host="127.0.0.1,::1")
     [port] = [check.text for check in report.checks if check.name == "port"]
     assert port == "127.0.0.1:0, [::1]:0 is free"
@@ -306,7 +306,7 @@ def test_doctor_names_the_code_and_the_fault_of_a_start(
     assert [check.text for check in report.checks if check.error] == [start.message]
 
 
-def test_doctor_tells_that_a_model_cannot_guess(warm_cache: Path) -> None:
+def test_doctor_reports_that_a_model_cannot_guess(warm_cache: Path) -> None:
     report = diagnose(warm_cache, speculate="mtp")
     [told] = [check.text for check in report.checks if check.error]
     assert report.exit_code == 2 and "has no layers for multi-token prediction" in told
@@ -352,7 +352,7 @@ def test_plan_and_doctor_wait_for_a_driver_as_long_as_the_worker_would(
         assert "within 3 seconds" in text and "--stall-timeout" in text
 
 
-def test_doctor_knows_a_checkpoint_without_converting_it(
+def test_doctor_recognises_a_checkpoint_without_converting_it(
     warm_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("config.json", "tokenizer.json", "model.safetensors"):
@@ -376,7 +376,7 @@ def test_doctor_makes_no_folder_where_there_is_no_engine(
     assert not (tmp_path / "cache").exists()
 
 
-def test_a_cache_that_cannot_be_written_is_no_fault_of_a_file_that_needs_none(
+def test_an_unusable_cache_is_no_fault_for_a_model_that_needs_none(
     models: dict[str, Path], start_worker: StartWorker, tmp_path: Path
 ) -> None:
     """A start with the same settings needs no cache, either."""
@@ -421,7 +421,7 @@ def test_without_a_cache_nothing_can_be_downloaded(models: dict[str, Path], tmp_
 
 
 @pytest.mark.parametrize("command", ["plan", "bench"])
-def test_a_command_that_is_interrupted_did_not_succeed(command: str, warm_cache: Path) -> None:
+def test_an_interrupted_command_exits_with_130(command: str, warm_cache: Path) -> None:
     child = subprocess.Popen(
         [*installed("cpu"), command, "--port", "0"],
         stdout=subprocess.PIPE, env=environment(warm_cache), cwd=warm_cache,
@@ -435,7 +435,7 @@ def test_a_command_that_is_interrupted_did_not_succeed(command: str, warm_cache:
 # --- bench ---------------------------------------------------------------------------------
 
 
-def test_bench_measures_a_worker_of_its_own(warm_cache: Path, tmp_path: Path) -> None:
+def test_bench_starts_and_measures_a_worker(warm_cache: Path, tmp_path: Path) -> None:
     ended = run("bench", "--json", "--threads", "1", "--callback-url", NOBODY, cache=warm_cache)
     assert ended.returncode == 0, ended.stderr
     shown = json.loads(ended.stdout)
@@ -454,7 +454,7 @@ def test_bench_measures_a_worker_of_its_own(warm_cache: Path, tmp_path: Path) ->
     assert "generates no text" in ended.stderr.splitlines()[-1]
 
 
-def test_bench_draws_a_table(
+def test_bench_prints_a_table(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def measured(url: str, settings: Settings, live: Live, table: Table) -> None:
@@ -480,7 +480,7 @@ def test_bench_draws_a_table(
     ]
 
 
-def test_bench_serves_what_the_settings_say_and_joins_no_pool(
+def test_bench_passes_all_settings_except_those_of_server_and_pool(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each setting reaches the measured worker, unless it is for the server or the pool."""

@@ -28,7 +28,7 @@ def refused(
     return ended
 
 
-def test_a_gpu_worker_says_where_everything_is_and_writes_what_the_cpu_writes(
+def test_a_gpu_worker_is_resident_and_has_the_cpus_text(
     start_worker: StartWorker, worker: WorkerProcess
 ) -> None:
     with rpc.serve(free_bytes=4 << 30) as (setting, _):
@@ -48,7 +48,7 @@ def test_a_gpu_worker_says_where_everything_is_and_writes_what_the_cpu_writes(
         assert on_gpu.stop() == 0
 
 
-def test_a_gpu_worker_has_its_projector_there_too(start_worker: StartWorker) -> None:
+def test_the_projector_of_a_gpu_worker_is_on_the_gpu(start_worker: StartWorker) -> None:
     flags = ["--model", str(random_model("dense")), "--mmproj", str(random_projector("gemma3"))]
     with rpc.serve(free_bytes=4 << 30) as (setting, _):
         on_gpu = start_worker(*flags, "--slots", "2", command=rpc.cuda_command(setting))
@@ -64,7 +64,7 @@ def test_a_gpu_worker_has_its_projector_there_too(start_worker: StartWorker) -> 
         assert on_gpu.stop() == 0
 
 
-def test_a_worker_that_loses_its_gpu_leaves(start_worker: StartWorker) -> None:
+def test_a_worker_that_loses_its_gpu_exits_with_5(start_worker: StartWorker) -> None:
     with rpc.serve(free_bytes=4 << 30) as (setting, device):
         often = {"LOOK_SECONDS": "1"}
         lost = start_worker("--slots", "2", command=rpc.cuda_command(setting), env=often)
@@ -76,14 +76,14 @@ def test_a_worker_that_loses_its_gpu_leaves(start_worker: StartWorker) -> None:
         assert lost.stderr.strip().splitlines()[-1].startswith("llorch-cuda: The test device at")
 
 
-def test_a_gpu_command_without_a_gpu_is_no_worker(warm_cache: Path) -> None:
+def test_a_gpu_command_without_a_gpu_exits_with_4(warm_cache: Path) -> None:
     ended = refused(cache=warm_cache)
     assert ended.code == 4
     assert ended.failure["code"] == "BACKEND_MISMATCH"
     assert "Found: CPU (" in ended.sentence
 
 
-def test_a_gpu_that_is_not_there_is_no_worker(warm_cache: Path) -> None:
+def test_a_gpu_index_that_does_not_exist_exits_with_4(warm_cache: Path) -> None:
     with rpc.serve() as (setting, _):
         command = rpc.cuda_command(setting)
         ended = refused("--cuda-device", "7", cache=warm_cache, command=command)
@@ -91,7 +91,7 @@ def test_a_gpu_that_is_not_there_is_no_worker(warm_cache: Path) -> None:
     assert "--cuda-device is 7" in ended.sentence and "0 = RPC0" in ended.sentence
 
 
-def test_a_gpu_with_too_little_memory_is_no_worker(warm_cache: Path) -> None:
+def test_a_gpu_with_too_little_memory_exits_with_5(warm_cache: Path) -> None:
     with rpc.serve(free_bytes=600 << 20) as (setting, _):
         sizes = ("--slots", "64", "--context-length", "1024")
         ended = refused(*sizes, cache=warm_cache, command=rpc.cuda_command(setting))

@@ -15,7 +15,9 @@ from tests.support.worker import run_to_exit
 from worker.models.gguf.header import read_header
 
 
-def test_a_changed_model_is_told_and_planned(start_worker: StartWorker, tmp_path: Path) -> None:
+def test_changed_metadata_and_control_vectors_are_reported_and_planned(
+    start_worker: StartWorker, tmp_path: Path
+) -> None:
     file = bundled_gguf("f32")
     vector = random_control_vector(file, tmp_path / "v.gguf", 0)
     override = "general.name=str:a, b,{arch}.context_length=int:512"
@@ -33,7 +35,7 @@ def test_a_changed_model_is_told_and_planned(start_worker: StartWorker, tmp_path
     assert control["layers"] == [1, layers - 1] and len(control["sha256"]) == 64
 
 
-def test_vectors_that_change_nothing_are_refused(tmp_path: Path, warm_cache: Path) -> None:
+def test_control_vectors_without_effect_are_refused(tmp_path: Path, warm_cache: Path) -> None:
     file = bundled_gguf("f32")
     vector = random_control_vector(file, tmp_path / "v.gguf", 0)
     given = ("--model", str(file), "--control-vector", f"{vector}:1e-30")
@@ -42,7 +44,7 @@ def test_vectors_that_change_nothing_are_refused(tmp_path: Path, warm_cache: Pat
     assert "change nothing" in ended.sentence
 
 
-def test_each_token_has_an_embedding_where_nothing_is_pooled(start_worker: StartWorker) -> None:
+def test_without_pooling_each_token_has_an_embedding(start_worker: StartWorker) -> None:
     worker = start_worker("--outtype", "f32", "--pooling", "none")
     tokens = [0, 100, 101]
     (answer,) = worker.post("/embedding", {"content": tokens}).json()

@@ -73,7 +73,7 @@ def converted(ref: str) -> dict[str, object]:
         (f"hf:o/tiny@{COMMIT}", "o/tiny", COMMIT),
     ],
 )
-def test_every_form_and_what_the_manifest_says_of_it(
+def test_each_form_of_reference_finds_its_checkpoint_and_manifest(
     here: Path, ref: str, source: str, revision: str | None
 ) -> None:
     folder = found(ref)
@@ -84,7 +84,7 @@ def test_every_form_and_what_the_manifest_says_of_it(
 
 
 @pytest.mark.parametrize("ref", ["qwen3-0.6b", "m.gguf", "hf:o/r::file=m.gguf"])
-def test_a_gguf_is_said_to_need_no_conversion(
+def test_a_gguf_is_refused_as_already_converted(
     ref: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -98,7 +98,7 @@ def test_a_folder_and_its_download_have_the_same_digest(here: Path) -> None:
     assert manifest.digest(found("checkpoint")) == manifest.digest(found("hf:o/tiny"))
 
 
-def test_verify_takes_the_same_references_and_then_needs_no_network(
+def test_verify_accepts_the_same_references_and_needs_no_network(
     here: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     converted(f"hf:o/tiny@{COMMIT}")
@@ -114,7 +114,7 @@ def test_verify_takes_the_same_references_and_then_needs_no_network(
     assert "offline mode is on" in said.err
 
 
-def test_other_bytes_on_the_hub_are_not_what_the_file_was_made_of(
+def test_verify_notices_a_checkpoint_that_has_changed(
     here: Path, hub: Hub, capsys: pytest.CaptureFixture[str]
 ) -> None:
     converted("hf:o/tiny")
@@ -143,7 +143,7 @@ def test_other_bytes_on_the_hub_are_not_what_the_file_was_made_of(
         ("models.toml", 3, "the converter needs a folder"),
     ],
 )
-def test_what_cannot_be_had_is_told_apart(
+def test_each_unusable_reference_has_its_code_and_sentence(
     here: Path, hub: Hub, ref: str, exit_code: int, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hub.repos["o/gated"] = Repo(dict(FILES), gated=True)
@@ -180,7 +180,7 @@ def test_a_terminal_shows_the_download_and_the_conversion(here: Path) -> None:
     assert said.startswith("wrote out.gguf: ") and said.endswith("verified\r\n")
 
 
-def test_the_worker_tells_where_its_model_comes_from(here: Path, start_worker: StartWorker) -> None:
+def test_info_has_the_source_of_a_converted_model(here: Path, start_worker: StartWorker) -> None:
     written = converted(f"hf:o/tiny@{COMMIT}")
     assert read_header("out.gguf").name == "tiny"
     info = start_worker("--model", str(here / "out.gguf")).get("/info").json()
@@ -196,7 +196,7 @@ def test_the_worker_tells_where_its_model_comes_from(here: Path, start_worker: S
     TypeAdapter(Info).validate_python(info)
 
 
-def test_snapshots_are_known_by_their_place(tmp_path: Path) -> None:
+def test_a_snapshot_is_recognised_by_its_path(tmp_path: Path) -> None:
     cache = RepoCache(tmp_path, "owner/some-name")
     folder = cache.snapshot(COMMIT)
     assert str(snapshot_of(folder)) == f"hf:owner/some-name@{COMMIT}"
@@ -206,7 +206,7 @@ def test_snapshots_are_known_by_their_place(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ref", ["nope", "", "s3://bucket/model"])
-def test_what_names_no_model_is_told_what_can_be_converted(
+def test_an_invalid_reference_is_refused_with_the_valid_forms(
     here: Path, ref: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The worker's forms of references that the converter also accepts."""

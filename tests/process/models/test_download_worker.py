@@ -51,7 +51,7 @@ def test_a_model_from_the_hub_is_served_and_survives_an_outage(
     assert again.is_ready() and hub.requests == []
 
 
-def test_a_failure_ends_the_worker_with_its_code_and_one_sentence(hub: Hub, tmp_path: Path) -> None:
+def test_a_failed_download_ends_the_worker_with_code_6(hub: Hub, tmp_path: Path) -> None:
     hub.repos["o/gated"] = Repo({"m.gguf": b"GGUF"}, gated=True)
     env = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf")}
     ref = "hf:o/gated::file=m.gguf"
@@ -80,7 +80,7 @@ def test_a_stop_signal_does_not_wait_for_the_download(
     assert clock.in_time(started, 20)
 
 
-def test_of_several_quantisations_the_worker_takes_one_and_says_why(
+def test_one_of_several_quantisations_is_chosen_and_logged(
     hub: Hub, tiny_gguf: bytes, start_worker: StartWorker, tmp_path: Path
 ) -> None:
     hub.repos["o/r"] = Repo({"m-Q4_K_M.gguf": b"no model", "m-Q8_0.gguf": tiny_gguf})

@@ -97,7 +97,9 @@ def test_the_models_own_layers_are_planned_resident_and_guess(
     assert 0.5 * more < taken < more
 
 
-def test_a_model_that_cannot_be_guessed_for_says_so(start_worker: StartWorker) -> None:
+def test_a_recurrent_model_is_served_without_guesses_and_says_why(
+    start_worker: StartWorker,
+) -> None:
     model = ("--model", str(random_model("hybrid")), "--draft", str(random_model("dense")))
     worker = start_worker(*model, "--speculate", "auto", wait_ready=True)
     engine = worker.get("/info").json()["engine"]
@@ -115,7 +117,7 @@ def test_a_model_that_cannot_be_guessed_for_says_so(start_worker: StartWorker) -
         (("--speculate", "mtp"), 2, "has no layers for multi-token prediction"),
     ],
 )
-def test_what_cannot_guess_ends_with_a_sentence(
+def test_a_model_that_cannot_guess_is_refused(
     warm_cache: Path, flags: tuple[str, str], code: int, words: str
 ) -> None:
     given = [str(random_model("hybrid")) if each == "hybrid" else each for each in flags]

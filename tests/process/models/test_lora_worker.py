@@ -64,7 +64,9 @@ def said(worker: WorkerProcess, text: str, **fields: Any) -> str:
     return str(completion(worker, text, **fields)["choices"][0]["text"])
 
 
-def test_two_adapters_and_none_in_16_streams_are_each_as_alone(worker: WorkerProcess) -> None:
+def test_sixteen_streams_with_different_adapters_get_the_tokens_that_each_gets_alone(
+    worker: WorkerProcess,
+) -> None:
     cases = [(prompt(name), lora) for name in ("Ada", "Bo", "Cy", "Di") for lora in ASKED]
     expected = [alone(worker, text, N_TOKENS, lora=lora) for text, lora in cases]
     assert len({tuple(each.ids) for each in expected}) > 8, "the adapters change what is said"
@@ -149,7 +151,7 @@ def test_cells_of_other_adapters_are_not_reused(worker: WorkerProcess) -> None:
     assert all(cached[n] > 32 for n in range(5, 9))
 
 
-def test_scales_of_requests_that_name_no_adapter(worker: WorkerProcess) -> None:
+def test_lora_adapters_sets_the_scales_of_requests_that_name_none(worker: WorkerProcess) -> None:
     """llama-server's paths: listed adapters are on, all others are off."""
     plain, red = said(worker, STORY), said(worker, STORY, model="red")
     assert said(worker, STORY, lora=[{"id": 0, "scale": 0}]) == plain
@@ -186,7 +188,7 @@ def test_scales_of_requests_that_name_no_adapter(worker: WorkerProcess) -> None:
         ("/lora-adapters", {"id": 0, "scale": 0.5}, 400, "lora", "required"),
     ],
 )
-def test_what_is_wrong_with_an_adapter_is_told(
+def test_an_invalid_adapter_of_a_request_is_named(
     worker: WorkerProcess, path: str, body: dict[str, Any], status: int, field: str, words: str
 ) -> None:
     answer = worker.post(path, {"prompt": STORY} | body)
@@ -194,7 +196,7 @@ def test_what_is_wrong_with_an_adapter_is_told(
     assert field in answer.text and words in answer.text.replace("\\u0027", "'")
 
 
-def test_routers_read_which_adapters_are_at_work(worker: WorkerProcess) -> None:
+def test_the_metrics_name_the_running_adapters(worker: WorkerProcess) -> None:
     def at_work() -> list[str]:
         series = next(
             family
@@ -214,7 +216,9 @@ def test_routers_read_which_adapters_are_at_work(worker: WorkerProcess) -> None:
     assert at_work() == ["", ""]
 
 
-def test_an_adapter_without_a_name_is_for_all(start_worker: StartWorker, warm_cache: Path) -> None:
+def test_an_adapter_without_a_name_is_the_default(
+    start_worker: StartWorker, warm_cache: Path
+) -> None:
     """A PEFT folder is converted for the served model."""
     worker = start_worker("--lora", str(ADAPTER))
     assert said(worker, STORY) != said(worker, STORY, lora=[])
@@ -231,7 +235,7 @@ def test_an_adapter_without_a_name_is_for_all(start_worker: StartWorker, warm_ca
     assert ("adapter", "ok") in [(check.name, check.status) for check in report.checks]
 
 
-def test_what_the_converter_refuses_is_told(tmp_path: Path) -> None:
+def test_an_adapter_that_cannot_be_converted_is_refused_with_its_flag(tmp_path: Path) -> None:
     shutil.copytree(ADAPTER, tmp_path / "saves")
     settings = tmp_path / "saves/adapter_config.json"
     whole = '"modules_to_save": ["lm_head"]'
@@ -242,7 +246,7 @@ def test_what_the_converter_refuses_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("flag", "name"), [("--lora", "nowhere"), ("--control-vector", "no-gguf")])
-def test_a_file_that_cannot_be_read_is_told_with_its_flag(
+def test_an_unreadable_adapter_or_vector_is_refused_with_its_flag(
     tmp_path: Path, warm_cache: Path, flag: str, name: str
 ) -> None:
     """By the engine, and by the doctor."""
@@ -257,7 +261,7 @@ def test_a_file_that_cannot_be_read_is_told_with_its_flag(
     assert told.startswith(f"{flag}: ") and report.exit_code == 3
 
 
-def test_a_folder_is_converted_once_and_again_when_its_file_is_damaged(
+def test_an_adapter_folder_is_converted_once_and_again_if_its_file_is_damaged(
     tmp_path: Path, warm_cache: Path
 ) -> None:
     """Like a checkpoint: by one of the workers that start at once, and never partially."""

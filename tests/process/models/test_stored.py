@@ -55,7 +55,9 @@ def test_the_cache_is_listed(cache: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "0 B of downloads and conversions in" in capsys.readouterr().out
 
 
-def test_a_file_is_no_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_cache_that_is_not_a_folder_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file, link = tmp_path / "a-file", tmp_path / "a-link"
     file.touch()
     link.symlink_to("nothing")
@@ -65,7 +67,7 @@ def test_a_file_is_no_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         assert f"{str(path)!r} is not a folder" in told.err and told.out == ""
 
 
-def test_an_old_snapshot_goes_and_what_it_shares_stays(cache: Path, gguf_bytes: bytes) -> None:
+def test_removing_a_snapshot_keeps_shared_files(cache: Path, gguf_bytes: bytes) -> None:
     assert run("--cache-dir", str(cache), "--remove", COMMIT[:8], "cccc") == 0
     repo = cache / "hub/models--o--r"
     assert [path.name for path in (repo / "snapshots").iterdir()] == [OTHER_COMMIT]
@@ -73,13 +75,13 @@ def test_an_old_snapshot_goes_and_what_it_shares_stays(cache: Path, gguf_bytes: 
     assert not list(repo.glob("blobs/*.incomplete"))
 
 
-def test_what_snapshots_share_goes_with_the_last_of_them(cache: Path) -> None:
+def test_removing_the_last_snapshot_removes_shared_files(cache: Path) -> None:
     keys = (COMMIT[:8], OTHER_COMMIT[:8], COMMIT[:9])
     assert run("--cache-dir", str(cache), "--remove", *keys) == 0
     assert not list((cache / "hub").glob("models--o--r"))
 
 
-def test_what_was_not_used_for_long_goes(cache: Path, hub: Hub) -> None:
+def test_a_conversion_that_was_not_used_for_long_is_removed(cache: Path, hub: Hub) -> None:
     (converted,) = (cache / "converted").iterdir()
     os.utime(converted, (0, time.time() - 3 * 86_400))
     assert run("--cache-dir", str(cache), "--older-than", "2") == 0
@@ -92,7 +94,7 @@ def test_what_was_not_used_for_long_goes(cache: Path, hub: Hub) -> None:
     assert converted.exists(), "its use counts"
 
 
-def test_a_file_beside_the_conversions_is_none(
+def test_a_foreign_file_is_neither_listed_nor_removed(
     cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Such as the one that a Mac's Finder leaves in each folder it has shown."""
@@ -104,7 +106,7 @@ def test_a_file_beside_the_conversions_is_none(
     assert [path.name for path in (cache / "converted").iterdir()] == [".DS_Store"]
 
 
-def test_an_unfinished_download_goes_with_the_last_snapshot_beside_it(
+def test_an_unfinished_download_is_removed_with_the_last_snapshot(
     cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("--cache-dir", str(cache), "--older-than", "0") == 0
@@ -122,14 +124,16 @@ def test_a_snapshot_is_as_old_as_its_own_files(hub: Hub, tmp_path: Path) -> None
     assert new.path.exists() and not old.path.exists()
 
 
-def test_keys_must_name_one_thing(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_key_must_match_exactly_one_entry(
+    cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for key in ("aaa", "none-such", ""):
         assert run("--cache-dir", str(cache), "--remove", key) == 2
         assert "must be a prefix" in capsys.readouterr().err
     assert len(list((cache / "hub/models--o--r/snapshots").iterdir())) == 2
 
 
-def test_a_conversion_under_way_is_left_alone(
+def test_a_running_conversion_is_not_removed(
     cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (converted,) = (cache / "converted").iterdir()
@@ -140,7 +144,7 @@ def test_a_conversion_under_way_is_left_alone(
     assert not converted.exists()
 
 
-def test_what_a_running_worker_serves_stays(
+def test_the_model_of_a_running_worker_is_not_removed(
     cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (converted,) = (cache / "converted").iterdir()
@@ -163,15 +167,15 @@ def test_what_a_running_worker_serves_stays(
 
 
 @pytest.mark.parametrize("days", ["-1", "nan", "long"])
-def test_days_are_a_number(cache: Path, days: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_days_must_be_a_positive_number(
+    cache: Path, days: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
         run("--cache-dir", str(cache), "--older-than", days)
     assert f"argument --older-than: '{days}' is not a number of days" in capsys.readouterr().err
 
 
-def test_a_download_under_way_is_left_alone(
-    cache: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_running_download_is_not_removed(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (partial,) = cache.glob("hub/*/blobs/*.incomplete")
     snapshot = next(cache.glob("hub/models--o--r/snapshots/*"))
     with FileLock(cache / "hub/.locks/models--o--r" / f"{'c' * 64}.resume.lock"):
@@ -183,7 +187,7 @@ def test_a_download_under_way_is_left_alone(
     assert not partial.exists()
 
 
-def test_a_file_that_another_program_keeps_holds_nobody_up(tmp_path: Path) -> None:
+def test_a_file_that_another_program_has_locked_is_not_waited_for(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.touch()
     with path.open("rb") as theirs:

@@ -128,7 +128,7 @@ async def test_a_full_fleet_refuses_exactly_what_is_too_much(running: Running) -
     assert all(int(outcome.headers[b"retry-after"]) >= 1 for outcome in refused)
 
 
-async def test_what_the_way_through_costs(running: Running) -> None:
+async def test_the_gateway_adds_little_latency_and_cpu_time(running: Running) -> None:
     await running.restored()
     worker = (await running.workers())[0]
     direct, token = worker["uri"], running.token_of(worker["id"])

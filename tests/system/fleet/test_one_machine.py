@@ -35,7 +35,9 @@ def rays_files(running: Running) -> list[Path]:
     return [*session.rglob("*"), running.folder / "cache/llorch-worker/fleet/ray.log"]
 
 
-def test_a_fleet_of_one_machine(alone: Running) -> None:
+def test_a_fleet_on_one_machine_is_local_authenticated_and_keeps_serving_when_an_update_fails(
+    alone: Running,
+) -> None:
     addresses = {
         connection.laddr.ip.removeprefix("::ffff:")
         for process in alone.processes()

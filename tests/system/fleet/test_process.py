@@ -44,7 +44,7 @@ async def test_an_owner_finds_its_worker_whatever_it_logs(
     assert ("info" in levels) == (level == "info")
 
 
-async def test_an_owner_without_a_file_left_blames_no_worker(
+async def test_an_owner_without_a_free_descriptor_blames_no_worker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Otherwise Serve would replace every worker of a machine that is short of memory."""

@@ -62,7 +62,7 @@ def tokens(stream: bytes) -> list[int]:
     return [id for each in events(stream) if each["type"] == "token" for id in each["ids"]]
 
 
-async def test_a_job_is_gone_on_with_wherever_it_runs(gateways: tuple[Gateway, Gateway]) -> None:
+async def test_a_job_is_resumed_wherever_it_runs(gateways: tuple[Gateway, Gateway]) -> None:
     first, second = gateways
     for group in GROUPS:
         pinned = {**RESUME, "x-llorch-worker": f"{group}-0"}
@@ -117,7 +117,7 @@ async def test_only_its_owner_may_read_a_stream(gateways: tuple[Gateway, Gateway
     assert (got.status, got.body) == (200, whole.body)
 
 
-async def test_an_end_of_a_stream_has_nothing_more(gateways: tuple[Gateway, Gateway]) -> None:
+async def test_a_stream_resumed_at_its_end_is_empty(gateways: tuple[Gateway, Gateway]) -> None:
     first, second = gateways
     whole = await call(first, "/execute", {**JOB, "max_tokens": 5, "job_id": "e"}, headers=RESUME)
     query = f"conv_id={whole.headers['x-llorch-resume']}&from={len(whole.body)}".encode()

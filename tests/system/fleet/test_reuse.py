@@ -49,7 +49,9 @@ async def converse(client: httpx.AsyncClient, number: int, turns: list[dict[str,
 
 
 @pytest.mark.parametrize("at_once", [3 * SLOTS, 4], ids=["all at once", "four at a time"])
-async def test_conversations_find_what_they_have_computed(running: Running, at_once: int) -> None:
+async def test_conversations_stay_at_the_worker_that_has_their_prefix(
+    running: Running, at_once: int
+) -> None:
     """As many conversations as slots, so that each slot fits exactly one.
 
     With one KV pool, because in a split one a worker weighs a prefix against the cost of gaps
@@ -85,7 +87,9 @@ async def test_conversations_find_what_they_have_computed(running: Running, at_o
     assert max(load.values()) <= 2 * sum(load.values()) / 3
 
 
-async def test_one_beginning_that_most_share_does_not_fill_one_worker(running: Running) -> None:
+async def test_a_prefix_that_most_prompts_share_does_not_overload_one_worker(
+    running: Running,
+) -> None:
     await running.restored(3, slots=SLOTS)
     shared = "Once upon a time, in a land of hills and rivers, there was a brave fox. " * 5
     asked = [

@@ -67,7 +67,7 @@ def test_each_thread_is_bound_and_no_attempt_to_break_out_succeeds(
     breaks_out_in_vain(worker)
 
 
-def test_the_attempts_are_real(start_worker: StartWorker) -> None:
+def test_without_walls_the_attempts_succeed(start_worker: StartWorker) -> None:
     """Without walls, everything that a user may do succeeds; root may do all of it."""
     worker = start_worker("--no-confine", command=with_engine.command(BREAKING))
     assert {wall["how"] for wall in walls(worker).values()} == {"--no-confine"}
@@ -90,7 +90,9 @@ def linked_venv(home: Path) -> Path:
     return home / "bin" / "python"
 
 
-def test_packages_that_are_only_linked_are_found(start_worker: StartWorker, tmp_path: Path) -> None:
+def test_a_confined_engine_finds_packages_that_are_symlinks(
+    start_worker: StartWorker, tmp_path: Path
+) -> None:
     """Packages as installed by `uv --link-mode=symlink`."""
     python = linked_venv(tmp_path / "venv")
     worker = start_worker(command=[str(python), "-c", "from worker.cli import cpu; cpu()"])
@@ -104,7 +106,9 @@ def test_packages_that_are_only_linked_are_found(start_worker: StartWorker, tmp_
 
 
 @pytest.mark.parametrize("confined", [True, False])
-def test_a_crash_leaves_no_prompt_on_the_disk(start_worker: StartWorker, confined: bool) -> None:
+def test_a_crash_writes_a_core_only_without_walls(
+    start_worker: StartWorker, confined: bool
+) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_CORE)
     if Path("/proc/sys/kernel/core_pattern").read_text() != "core\n" or hard == 0:
         pytest.skip("this system writes its cores elsewhere, or none")

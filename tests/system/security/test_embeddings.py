@@ -27,7 +27,7 @@ def queued(worker: WorkerProcess, n: int) -> None:
     until(lambda: there() == n, lambda: f"{there()} and not {n}")
 
 
-def test_a_stalled_one_is_found_and_served_by_the_next_engine(
+def test_a_stalled_embedding_is_served_by_the_next_engine(
     start_worker: StartWorker, pooling_gguf: Path
 ) -> None:
     worker = start_worker("--model", str(pooling_gguf), "--stall-timeout", "3")
@@ -42,7 +42,7 @@ def test_a_stalled_one_is_found_and_served_by_the_next_engine(
     assert worker.stop() == 0
 
 
-def test_they_are_bounded_leave_with_their_clients_and_are_waited_for_by_a_stop(
+def test_embeddings_are_bounded_cancelled_timed_out_and_drained(
     start_worker: StartWorker, pooling_gguf: Path
 ) -> None:
     """Limited in number and time; a stop refuses the next one."""

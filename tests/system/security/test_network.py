@@ -70,13 +70,13 @@ def test_a_page_cannot_stop_the_worker(worker: WorkerProcess) -> None:
           "host": "localhost"}, 200),
     ],
 )  # fmt: skip
-def test_what_a_request_may_say_of_itself(
+def test_a_request_is_accepted_by_its_host_origin_and_content_type(
     worker: WorkerProcess, headers: dict[str, str], status: int
 ) -> None:
     assert post(worker, "/tokenize", **headers).status_code == status
 
 
-def test_names_and_origins_that_the_operator_allows(scripted: ScriptedFactory) -> None:
+def test_allowed_hosts_and_origins_are_accepted(scripted: ScriptedFactory) -> None:
     allowed = {"allow_host": ("gpu.lan",), "allow_origin": ("https://chat.example",)}
     worker = scripted(**allowed, advertise_host="worker-7")
     for host in ("gpu.lan", "GPU.lan:8080", "worker-7"):
@@ -123,7 +123,9 @@ def answer_of(client: socket.socket) -> bytes:
         (b"nonsense\r\n", b"400"),
     ],
 )
-def test_hosts_are_given_once(worker: WorkerProcess, head: bytes, status: bytes) -> None:
+def test_a_request_needs_exactly_one_host(
+    worker: WorkerProcess, head: bytes, status: bytes
+) -> None:
     with connected(worker, head + b"Connection: close\r\n\r\n") as client:
         assert answer_of(client).split(b" ")[1] == status
 
@@ -167,7 +169,9 @@ CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
 
 
 @pytest.mark.parametrize("begin", [b"2\r\n{}\r\n0\r\nX: ", b"2;x="], ids=["trailer", "chunk"])
-def test_what_frames_a_body_is_bounded(worker: WorkerProcess, begin: bytes) -> None:
+def test_an_endless_trailer_or_chunk_extension_is_cut_off(
+    worker: WorkerProcess, begin: bytes
+) -> None:
     """An endless trailer used to be joined byte by byte, blocking the event loop for minutes."""
     with connected(worker, CHUNKED + begin) as client:
         with pytest.raises(ConnectionError):
@@ -176,7 +180,7 @@ def test_what_frames_a_body_is_bounded(worker: WorkerProcess, begin: bytes) -> N
     assert is_healthy(worker)
 
 
-def test_uploads_that_stop_before_their_end_keep_no_small_body_out(
+def test_unfinished_uploads_do_not_block_small_bodies(
     flooded: WorkerProcess, flood: list[socket.socket]
 ) -> None:
     size = 4 * 2**20
@@ -192,7 +196,7 @@ def test_uploads_that_stop_before_their_end_keep_no_small_body_out(
 
 
 @pytest.mark.long
-def test_a_slow_head_is_given_up(worker: WorkerProcess) -> None:
+def test_a_slow_head_gets_a_408(worker: WorkerProcess) -> None:
     with connected(worker, b"GET /health HTTP/1.1\r\n") as client:
         began = time.monotonic()
         assert answer_of(client).split(b" ")[1] == b"408"

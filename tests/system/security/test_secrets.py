@@ -47,7 +47,7 @@ def test_the_engine_inherits_no_secret_and_those_in_the_pool_s_urls_are_never_lo
         assert secret not in running.stderr + running.stdout
 
 
-def test_nor_does_a_conversion(start_worker: StartWorker, tmp_path: Path) -> None:
+def test_a_conversion_inherits_no_secret(start_worker: StartWorker, tmp_path: Path) -> None:
     """Its input may be hostile."""
     running = start_worker(env=SECRETS, cache_dir=tmp_path, wait_ready=False)
     inherited: dict[str, dict[str, str]] = {}
@@ -66,7 +66,7 @@ def test_nor_does_a_conversion(start_worker: StartWorker, tmp_path: Path) -> Non
 
 
 @pytest.mark.anyio
-async def test_nor_are_they_told_of_a_manager_that_is_away() -> None:
+async def test_the_error_of_an_unreachable_manager_has_no_secret() -> None:
     with serving() as manager:
         address = urlsplit(manager.url).netloc
     url = f"http://worker:hunter2@{address}/ready?key=opensesame"
@@ -84,7 +84,7 @@ async def test_nor_are_they_told_of_a_manager_that_is_away() -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("password", ["hunter2", "hunter2#", "hun#ter2", "hunter2:"])
-async def test_nor_of_a_proxy_that_cannot_be_one(
+async def test_the_error_of_an_invalid_proxy_has_no_password(
     password: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HTTP_PROXY", f"http://me:{password}@127.0.0.1:nowhere")

@@ -43,7 +43,9 @@ def chat(
     )  # fmt: skip
 
 
-def test_it_talks_to_the_running_worker(worker: WorkerProcess, tmp_path: Path) -> None:
+def test_chat_continues_a_conversation_with_the_running_worker(
+    worker: WorkerProcess, tmp_path: Path
+) -> None:
     """Two turns of one conversation: the second continues from the cells of the first."""
     said = "What is 3 plus 4? " * 6 + "\nWhat is 2 plus 2?\n"
     port = str(worker.port)
@@ -59,13 +61,13 @@ def test_it_talks_to_the_running_worker(worker: WorkerProcess, tmp_path: Path) -
     assert "Paris" in plain.stdout and "tokens/s" in plain.stdout
 
 
-def test_without_an_input_it_has_nothing_to_say(worker: WorkerProcess, tmp_path: Path) -> None:
+def test_chat_without_standard_input_exits_silently(worker: WorkerProcess, tmp_path: Path) -> None:
     closed = ["sh", "-c", 'exec "$@" <&-', "sh", *installed()]
     exit = run_to_exit("chat", "--port", str(worker.port), cache_dir=tmp_path, command=closed)
     assert (exit.code, exit.stderr) == (0, "")
 
 
-def test_a_token_is_sent_over_https_and_its_lack_is_a_sentence(
+def test_chat_uses_https_and_the_token_and_names_the_variable_without_it(
     start_worker: StartWorker, tmp_path: Path
 ) -> None:
     file = str(own_certificate(tmp_path))
@@ -81,7 +83,9 @@ def test_a_token_is_sent_over_https_and_its_lack_is_a_sentence(
     assert "LLORCH_WORKER_TOKEN" in refused.stderr.splitlines()[-1]
 
 
-def test_a_model_gives_the_terminal_no_commands(capsys: pytest.CaptureFixture[str]) -> None:
+def test_control_characters_and_markup_of_a_model_are_not_obeyed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """Neither do `:words:` become emoji, nor brackets styles."""
     said = "[bold]a\x1b]52;c;aGk=\x07 \x9b2J\r:smile:b\n"
     console = Console(highlight=False, soft_wrap=True)
@@ -121,7 +125,7 @@ def at_a_terminal(
         os.close(ours)
 
 
-def test_what_a_worker_says_of_itself_is_no_markup(
+def test_control_characters_and_markup_of_a_worker_are_not_obeyed(
     start_worker: StartWorker, tmp_path: Path
 ) -> None:
     template = tmp_path / "template.jinja"
@@ -136,7 +140,7 @@ def test_what_a_worker_says_of_itself_is_no_markup(
         until_seen(b">>> ")
 
 
-def test_a_person_edits_pastes_stops_and_leaves(worker: WorkerProcess, tmp_path: Path) -> None:
+def test_a_person_edits_pastes_interrupts_and_quits(worker: WorkerProcess, tmp_path: Path) -> None:
     with at_a_terminal(worker.port, tmp_path) as (process, ours, until_seen):
         until_seen(b">>> ")
         os.write(ours, FRANCE.encode())
@@ -163,7 +167,9 @@ def test_a_person_edits_pastes_stops_and_leaves(worker: WorkerProcess, tmp_path:
 
 
 @pytest.mark.parametrize(("how", "code"), [(None, 0), ("SIGINT", 130), ("SIGKILL", -9)])
-def test_its_own_worker_ends_with_it(how: str | None, code: int, warm_cache: Path) -> None:
+def test_the_worker_that_chat_starts_ends_with_it(
+    how: str | None, code: int, warm_cache: Path
+) -> None:
     """But not by a signal that a terminal sends to its process group. It starts one if a model is
     named or none is running; the input need not be text."""
     flags = ("--model", "tiny-model") if how else ("--port", str(free_port()))
@@ -193,7 +199,7 @@ def test_its_own_worker_ends_with_it(how: str | None, code: int, warm_cache: Pat
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "iso-8859-1"])
-def test_an_answer_is_whole_whatever_letters_there_are(
+def test_json_output_is_lossless_in_any_encoding(
     encoding: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written = io.BytesIO()

@@ -38,18 +38,22 @@ def unread() -> Iterator[int]:
 
 
 @pytest.mark.parametrize("command", ["chat", "health"])
-def test_of_a_worker(command: str, unread: int, worker: WorkerProcess, tmp_path: Path) -> None:
+def test_a_command_on_a_worker_whose_reader_left_ends_as_by_sigpipe(
+    command: str, unread: int, worker: WorkerProcess, tmp_path: Path
+) -> None:
     asked = ("cpu", command, "--port", str(worker.port))
     assert ended(unread, tmp_path, *asked) == (141, "")
 
 
 @pytest.mark.parametrize("command", ["cpu plan", "convert list", "ray --help"])
-def test_alone(command: str, unread: int, warm_cache: Path) -> None:
+def test_a_command_whose_reader_left_ends_as_by_sigpipe(
+    command: str, unread: int, warm_cache: Path
+) -> None:
     assert ended(unread, warm_cache, *command.split()) == (141, "")
 
 
 @pytest.mark.parametrize("command", ["cpu --version", "convert --help", "ray --help"])
-def test_on_a_full_disk(command: str, warm_cache: Path) -> None:
+def test_a_command_that_cannot_write_its_output_says_so(command: str, warm_cache: Path) -> None:
     with open("/dev/full", "wb") as full:
         code, told = ended(full.fileno(), warm_cache, *command.split())
     assert code == 1 and told.splitlines()[-1].endswith(": No space left on device")
@@ -59,7 +63,9 @@ def test_on_a_full_disk(command: str, warm_cache: Path) -> None:
     ("command", "code"),
     [("cpu --model no.gguf", 3), ("convert no.d to.gguf", 3), ("ray up no.toml", 2)],
 )
-def test_a_fault_that_nobody_can_be_told(command: str, code: int, warm_cache: Path) -> None:
+def test_an_error_that_cannot_be_written_keeps_its_exit_code(
+    command: str, code: int, warm_cache: Path
+) -> None:
     program, *arguments = command.split()
     with open("/dev/full", "wb") as full:
         line = [*installed(program), *arguments]
@@ -68,7 +74,9 @@ def test_a_fault_that_nobody_can_be_told(command: str, code: int, warm_cache: Pa
 
 
 @pytest.mark.parametrize("program", ["cpu", "convert", "ray", "worker"])
-def test_whose_parent_has_closed_all_output(program: str, warm_cache: Path) -> None:
+def test_a_usage_error_without_any_output_keeps_its_exit_code(
+    program: str, warm_cache: Path
+) -> None:
     line = ["sh", "-c", 'exec "$@" >&- 2>&-', "sh", *installed(program), "--nothing"]
     assert subprocess.run(line, env=environment(warm_cache), timeout=120).returncode == 2
 
@@ -80,7 +88,7 @@ def test_whose_parent_has_closed_all_output(program: str, warm_cache: Path) -> N
         (("plan", "--model", "x.gguf"), 1, "The working folder no longer exists"),
     ],
 )
-def test_in_a_folder_that_is_gone(
+def test_a_command_in_a_removed_folder_runs_or_says_so(
     arguments: tuple[str, ...], code: int, words: str, warm_cache: Path, tmp_path: Path
 ) -> None:
     leave = ["sh", "-c", 'mkdir "$0"; cd "$0"; rmdir "$0"; exec "$@"', str(tmp_path / "gone")]

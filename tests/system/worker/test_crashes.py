@@ -46,7 +46,7 @@ def watched(share_worker: StartWorker) -> WorkerProcess:
     return share_worker("--crash-limit", "100", "--stall-timeout", "2.5", can_be_held=True)
 
 
-def test_where_the_renderers_process_was_killed_the_next_engine_answers(
+def test_after_the_renderer_was_killed_the_next_engine_answers(
     running: WorkerProcess,
 ) -> None:
     """As the OOM killer does. A confined engine cannot start another renderer."""
@@ -65,7 +65,7 @@ def test_where_the_renderers_process_was_killed_the_next_engine_answers(
     ("name", "meant"),
     [("SIGKILL", "by the kernel for lack of memory"), ("SIGILL", "this processor lacks")],
 )
-def test_the_log_tells_what_a_signal_means(running: WorkerProcess, name: str, meant: str) -> None:
+def test_the_log_explains_the_signal(running: WorkerProcess, name: str, meant: str) -> None:
     n_before = len(running.logs("engine.crashed"))
     os.kill(running.engine_pid, signal.Signals[name])
     until(lambda: len(running.logs("engine.crashed")) > n_before, lambda: "not told", running)
@@ -97,7 +97,7 @@ def test_a_death_ends_no_stream(start_worker: StartWorker) -> None:
     assert running.stop() == 0
 
 
-def test_a_worker_may_be_told_to_end_streams_with_their_engine(start_worker: StartWorker) -> None:
+def test_with_survive_crashes_0_a_crash_ends_the_stream(start_worker: StartWorker) -> None:
     running = start_worker("--survive-crashes", "0", can_be_held=True)
     with mid_stream(running, "One day", **LONG) as reading:
         os.kill(running.engine_pid, signal.SIGKILL)
@@ -112,7 +112,7 @@ def test_a_worker_may_be_told_to_end_streams_with_their_engine(start_worker: Sta
     assert running.stop() == 0
 
 
-def test_logprobs_and_a_schema_are_continued(running: WorkerProcess) -> None:
+def test_a_crash_does_not_change_log_probabilities_and_schema(running: WorkerProcess) -> None:
     n_crashes = len(running.logs("engine.crashed"))
     item = {"type": "string", "minLength": 30}
     schema = {"type": "array", "items": item, "minItems": 12, "maxItems": 12}
@@ -149,7 +149,7 @@ def test_logprobs_and_a_schema_are_continued(running: WorkerProcess) -> None:
     assert len(running.logs("engine.crashed")) == n_crashes + 1
 
 
-def test_the_words_of_native_code_that_gives_up_are_told(start_worker: StartWorker) -> None:
+def test_a_failed_native_assertion_is_reported_in_its_words(start_worker: StartWorker) -> None:
     command = with_engine.command("tests.support.aborting_engine")
     running = start_worker(command=command, env={"LLAMA_ABORTS_FROM": "200"})
     assert running.execute("Once", max_tokens=3).end
@@ -174,7 +174,7 @@ def test_a_crash_loop_ends_the_worker(start_worker: StartWorker) -> None:
     assert "3 times" in running.stderr.strip().splitlines()[-1]
 
 
-def test_a_crash_loop_in_a_drain_is_no_clean_stop(start_worker: StartWorker) -> None:
+def test_a_crash_loop_in_a_drain_exits_with_8(start_worker: StartWorker) -> None:
     running = start_worker("--crash-limit", "1", can_be_held=True)
     with mid_stream(running, "One day", **LONG) as reading:
         running.signal(signal.SIGTERM)
@@ -241,7 +241,7 @@ def slow_down(pid: int, stop: threading.Event) -> None:
             time.sleep(0.002)
 
 
-def test_pauses_of_the_worker_itself_are_no_stall(watched: WorkerProcess) -> None:
+def test_pauses_of_the_worker_are_not_a_stall_of_the_engine(watched: WorkerProcess) -> None:
     """Such as a sleeping laptop, a debugger, or a container that is paused repeatedly: they must
     not be blamed on the engine."""
     running, n_stalls = watched, len(watched.logs("engine.stalled"))

@@ -127,7 +127,7 @@ def test_the_same_numbers_make_the_same_requests() -> None:
 
 
 @pytest.mark.parametrize("name", ["grammar", "json_schema"])
-def test_only_a_text_wholly_of_its_form_may_be_another(name: str) -> None:
+def test_only_a_complete_text_of_its_form_may_differ(name: str) -> None:
     n_cut = 0
     for seed in range(60):
         made = getattr(bodies, name.removeprefix("json_"))(Random(seed))

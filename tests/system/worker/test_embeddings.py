@@ -44,7 +44,7 @@ def client_of(worker: WorkerProcess) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{worker.base_url}/v1", api_key="any", max_retries=0)
 
 
-def test_embeddings(pooling: WorkerProcess) -> None:
+def test_openais_client_gets_normalised_vectors(pooling: WorkerProcess) -> None:
     texts = ["The fox loved to dance.", "What is 3 plus 4?", "The fox loved to dance."]
     with client_of(pooling) as client:
         answer = client.embeddings.create(model="pooling", input=texts, encoding_format="float")
@@ -63,7 +63,7 @@ def test_embeddings(pooling: WorkerProcess) -> None:
     assert pooling.get("/info").json()["model"]["pooling"] == "mean"
 
 
-def test_many_texts_share_their_decodes(pooling: WorkerProcess) -> None:
+def test_many_texts_at_once_have_the_vectors_of_each_alone(pooling: WorkerProcess) -> None:
     """Each vector is as if computed alone, and the worker answers others meanwhile."""
     texts = [f"{'The fox ran. ' * (n % 7)}{n}" for n in range(510)] + ["", "The fox ran. " * 90]
 
@@ -106,7 +106,7 @@ def test_many_texts_share_their_decodes(pooling: WorkerProcess) -> None:
     assert too_many.status_code == 400 and "256" in too_many.text
 
 
-def test_what_is_computed_is_counted_as_of_any_engine(pooling: WorkerProcess) -> None:
+def test_embeddings_count_in_steps_and_decode_seconds(pooling: WorkerProcess) -> None:
     names = ("worker_engine_steps", "worker_engine_decode_seconds")
     before, began = [pooling.metric(name) for name in names], time.monotonic()
     assert pooling.post("/v1/embeddings", {"input": LONG[:300]}).status_code == 200
@@ -114,7 +114,7 @@ def test_what_is_computed_is_counted_as_of_any_engine(pooling: WorkerProcess) ->
     assert 0 < pooling.metric(names[1]) - before[1] < time.monotonic() - began
 
 
-def test_the_slots_are_those_that_the_engine_has(pooling: WorkerProcess) -> None:
+def test_an_embedder_reports_one_slot(pooling: WorkerProcess) -> None:
     """Not the setting's, because texts to embed share one batch without slots of their own."""
     info = pooling.get("/info").json()
     assert info["limits"]["slots"] == info["engine"]["slots"] == 1
@@ -172,7 +172,7 @@ def test_vectors_are_computed_with_the_adapters_of_the_request(
 
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/embedding", "/api/embed"])
-def test_what_only_a_generation_has_is_ignored_by_name(pooling: WorkerProcess, path: str) -> None:
+def test_fields_of_generation_are_ignored_by_name(pooling: WorkerProcess, path: str) -> None:
     body = {"model": "pooling", "input": "The fox ran."}
     of_texts = {"temperature": 0.5, "stop": ["x"], "tools": [], "max_tokens": 5, "stream": True}
     plain, asked = pooling.post(path, body), pooling.post(path, body | of_texts)
@@ -180,7 +180,7 @@ def test_what_only_a_generation_has_is_ignored_by_name(pooling: WorkerProcess, p
     assert len(asked.content) > 1000 and "x-ignored-fields" not in plain.headers
 
 
-def test_openais_name_of_the_input_goes_first(pooling: WorkerProcess) -> None:
+def test_input_wins_over_content(pooling: WorkerProcess) -> None:
     """And so does its format, as in llama-server."""
     answer = pooling.post("/v1/embeddings", {"input": "The fox ran.", "content": "Paris."})
     assert answer.headers["x-ignored-fields"] == "content"

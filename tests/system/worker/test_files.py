@@ -64,7 +64,9 @@ def model_in(folder: Path) -> Path:
         ("ro", "Read-only file system", "cannot be written to"),
     ],
 )
-def test_a_cache_that_takes_no_file(mount: Mount, options: str, why: str, told: str) -> None:
+def test_a_full_or_read_only_cache_is_refused_and_keeps_no_file(
+    mount: Mount, options: str, why: str, told: str
+) -> None:
     """`told`: the doctor's message."""
     cache = mount(options)
     (check,) = [each for each in diagnose(cache, DEAF).checks if each.name == "cache"]
@@ -98,7 +100,7 @@ def test_a_store_that_is_full_or_read_only_costs_no_request(
     assert worker.logs("engine.crashed") == []
 
 
-def test_a_store_that_cannot_be_is_told_at_once(
+def test_an_unusable_store_is_refused_at_the_start(
     mount: Mount, warm_cache: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "file"
@@ -167,7 +169,7 @@ def test_a_model_that_is_cut_ends_the_worker_with_a_sentence(
 # --- descriptors ---
 
 
-def test_connections_leave_descriptors_for_the_rest(start_worker: StartWorker) -> None:
+def test_idle_connections_do_not_use_up_the_descriptors(start_worker: StartWorker) -> None:
     wrapped = ["sh", "-c", 'ulimit -n 128; exec "$@"', "sh"]
     worker = start_worker(command=[*wrapped, *installed()])
     idle = [socket.create_connection(("127.0.0.1", worker.port)) for _ in range(200)]

@@ -70,7 +70,9 @@ def test_a_conversation_outlives_engine_and_worker(
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", get_args(Kind))
-def test_on_each_kind_of_memory(start_worker: StartWorker, tmp_path: Path, kind: Kind) -> None:
+def test_a_stored_conversation_continues_with_each_kind_of_memory(
+    start_worker: StartWorker, tmp_path: Path, kind: Kind
+) -> None:
     flags = ("--model", str(random_model(kind)), "--flash-attention", "off")
     longer, again = check(start_worker, tmp_path, *flags)
     without = start_worker("--context-length", "1024", *flags)

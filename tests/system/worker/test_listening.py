@@ -60,7 +60,7 @@ def test_a_worker_with_a_certificate_streams_over_https(
         httpx.get(f"http://127.0.0.1:{port}/health")
 
 
-def test_files_that_are_no_certificate_are_refused_by_name(tmp_path: Path) -> None:
+def test_an_invalid_certificate_is_refused_by_its_flag(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.pem"
     with pytest.raises(ConfigError, match="--ssl-certfile is .*not a readable file"):
         check_certificate((str(wrong), str(wrong)))
@@ -122,7 +122,7 @@ def test_a_name_is_listened_on_at_each_address_that_this_machine_has(
         ("127.0.0.1", "localhost", False),
     ],
 )
-def test_an_address_that_only_this_machine_knows_and_unread_variables_are_warned_of(
+def test_an_address_that_the_manager_cannot_reach_and_unread_variables_are_logged(
     start_worker: StartWorker, host: str, manager: str, is_told: bool
 ) -> None:
     flags = ("--host", host, "--heartbeat-url", f"http://{manager}:9/heartbeat")
@@ -180,7 +180,7 @@ def test_an_ending_worker_leaves_its_successors_socket(
         assert stat.S_ISSOCK(path.stat().st_mode)
 
 
-def test_what_is_no_socket_is_left_alone(tmp_path: Path) -> None:
+def test_a_file_at_the_sockets_path_is_left_alone(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("precious")
     for path in (file, tmp_path / "none" / "w.sock"):

@@ -52,7 +52,7 @@ def test_greedy_text_is_the_reference(exact: WorkerProcess, case: dict[str, Any]
         assert rendered["prompt"] == prompt
 
 
-def test_every_way_to_stop_is_reached(worker: WorkerProcess) -> None:
+def test_each_stop_reason_is_reached(worker: WorkerProcess) -> None:
     count = case_about("Count to 9")["rendered"]
     assert worker.execute(count, temperature=0).end["stop_reason"] == "EOS"
 

@@ -85,7 +85,7 @@ def test_the_answer_depends_on_the_picture(seeing: WorkerProcess) -> None:
 
 
 @once
-def test_the_worker_tells_that_it_sees(seeing: WorkerProcess) -> None:
+def test_each_description_of_the_model_names_vision(seeing: WorkerProcess) -> None:
     assert seeing.get("/props").json()["modalities"]["vision"]
     [entry] = seeing.get("/v1/models").json()["data"]
     assert entry["architecture"]["input_modalities"] == ["text", "image"]
@@ -200,7 +200,7 @@ def test_all_formats_are_read(seeing: WorkerProcess) -> None:
 
 
 @once
-def test_a_photograph_is_taken_and_as_much_text_is_not(seeing: WorkerProcess) -> None:
+def test_a_picture_may_be_larger_than_a_body_of_text(seeing: WorkerProcess) -> None:
     photograph = picture(8, (1600, 1200))
     assert len(photograph) > 5 * 2**20
     body = question(photograph, max_tokens=1)
@@ -259,7 +259,7 @@ def test_a_picture_of_too_many_pixels_is_refused_before_it_is_decoded(
 
 
 @once
-def test_what_no_longer_fits_is_not_decoded(seeing: WorkerProcess) -> None:
+def test_a_picture_beyond_the_context_is_not_decoded(seeing: WorkerProcess) -> None:
     body = question(picture(1))
     image, unread = body["messages"][0]["content"][1], question(b"no picture")
     body["messages"][0]["content"] = [image] * 30 + [unread["messages"][0]["content"][1]]
@@ -402,7 +402,7 @@ class Pictures(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def test_a_picture_is_fetched_from_a_host_that_is_named(start_worker: StartWorker) -> None:
+def test_pictures_are_fetched_only_from_allowed_hosts(start_worker: StartWorker) -> None:
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Pictures) as host:
         threading.Thread(target=host.serve_forever, args=(0.02,), daemon=True).start()
         at = f"127.0.0.1:{host.server_port}"

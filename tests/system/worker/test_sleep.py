@@ -48,7 +48,7 @@ def test_a_worker_that_sleeps_gives_its_memory_back_and_answers_the_same(
     assert not running.get("/info").json()["engine_crashes"]
 
 
-def test_ollamas_clients_are_told_what_a_worker_that_sleeps_has_loaded(
+def test_ollamas_clients_see_what_a_sleeping_worker_has_loaded(
     running: WorkerProcess,
 ) -> None:
     asked = {"model": "tiny-model", "stream": False, "options": {"num_predict": 3}}
@@ -73,7 +73,7 @@ def test_ollamas_clients_are_told_what_a_worker_that_sleeps_has_loaded(
     assert 50e6 < told["load_duration"] < told["total_duration"]
 
 
-def test_who_wakes_an_embedder_is_told_how_long_it_took(embedding: WorkerProcess) -> None:
+def test_the_request_that_wakes_an_embedder_has_its_load_duration(embedding: WorkerProcess) -> None:
     assert embedding.post("/sleep", {}).status_code == 200
     body = {"model": "tiny-model", "input": "Hello " * 400, "truncate": True}
     told = embedding.post("/api/embed", body).json()
@@ -83,7 +83,7 @@ def test_who_wakes_an_embedder_is_told_how_long_it_took(embedding: WorkerProcess
 @pytest.mark.parametrize(
     ("path", "field"), [("/api/embed", "input"), ("/api/embeddings", "prompt")]
 )
-def test_ollamas_clients_load_an_embedder_by_asking_for_nothing(
+def test_an_empty_request_of_ollamas_wakes_an_embedder(
     embedding: WorkerProcess, path: str, field: str
 ) -> None:
     assert embedding.post("/sleep", {}).status_code == 200
@@ -103,7 +103,7 @@ cpu()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="no subreaper on other systems")
-def test_a_containers_first_process_keeps_no_process_of_an_engine_that_ended(
+def test_a_containers_first_process_leaves_no_zombie(
     start_worker: StartWorker,
 ) -> None:
     running = start_worker(command=[sys.executable, "-c", FIRST_PROCESS])

@@ -150,7 +150,7 @@ def untold(flac: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("seconds", [0.5, 1.0, 2.5])
-def test_a_flac_need_not_tell_its_length(hearing: WorkerProcess, seconds: float) -> None:
+def test_a_flac_without_its_length_is_heard_alike(hearing: WorkerProcess, seconds: float) -> None:
     encoded = sound(8, seconds, form="FLAC")
     assert asked(hearing, about(untold(encoded))) == asked(hearing, about(encoded))
 
@@ -184,7 +184,7 @@ def test_no_more_of_a_long_sound_is_decoded_than_it_takes() -> None:
         assert isinstance(sounds.decode(encoded, 16_000, 1000.0), Sound)
 
 
-def test_an_mp3_is_as_long_as_it_is_heard() -> None:
+def test_the_length_of_an_mp3_is_measured_not_estimated() -> None:
     """It begins with another bit rate than the rest, and no tag states its length."""
     whole = b""
     for seconds, level in ((2, 0.95), (40, 0.05)):

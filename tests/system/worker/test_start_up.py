@@ -28,12 +28,12 @@ def refused(exit: Exit, code: int, wire_code: str, *words: str) -> None:
         assert word in exit.sentence
 
 
-def test_a_missing_model(warm_cache: Path) -> None:
+def test_a_missing_model_exits_with_3(warm_cache: Path) -> None:
     exit = run_to_exit("--port", "0", "--model", "/no/such/model.gguf", cache_dir=warm_cache)
     refused(exit, 3, "MODEL_LOAD_FAILED", "/no/such/model.gguf")
 
 
-def test_a_used_port(warm_cache: Path) -> None:
+def test_a_port_in_use_exits_with_7(warm_cache: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])
         exit = run_to_exit("--port", port, cache_dir=warm_cache)
@@ -48,7 +48,7 @@ def test_a_used_port(warm_cache: Path) -> None:
     ],
     ids=lambda value: " ".join(value) if value and value[0].startswith("--") else "",
 )
-def test_wrong_settings(warm_cache: Path, flags: list[str], words: list[str]) -> None:
+def test_invalid_settings_exit_with_2(warm_cache: Path, flags: list[str], words: list[str]) -> None:
     refused(run_to_exit(*flags, cache_dir=warm_cache), 2, "INVALID_CONFIG", *words)
 
 
@@ -91,7 +91,7 @@ def test_a_native_assertion_reaches_the_user_in_its_words(warm_cache: Path) -> N
     assert ended.sentence.endswith("llama.cpp gave the model up: GGML_ASSERT(n_dims > 0) failed.")
 
 
-def test_what_the_system_refuses_the_engine_is_no_fault_of_the_model(warm_cache: Path) -> None:
+def test_an_engine_without_threads_is_not_blamed_on_the_model(warm_cache: Path) -> None:
     command = with_engine.command("tests.support.threadless_engine")
     ended = run_to_exit("--port", "0", cache_dir=warm_cache, command=command)
     assert ended.code == 1 and "engine's start failed: The system allows" in ended.sentence
@@ -100,7 +100,7 @@ def test_what_the_system_refuses_the_engine_is_no_fault_of_the_model(warm_cache:
     assert all(line.startswith("{") for line in lines), "the trace is in the log's form"
 
 
-def test_a_library_that_ends_the_engine_is_no_fault_of_the_model(warm_cache: Path) -> None:
+def test_an_engine_that_exits_in_its_start_is_not_blamed_on_the_model(warm_cache: Path) -> None:
     command = with_engine.command("tests.support.exiting_engine")
     exit = run_to_exit("--port", "0", cache_dir=warm_cache, command=command)
     refused(exit, 1, "INFERENCE_FAILED", "ended in phase 'preflight': exit code 1")
@@ -119,7 +119,7 @@ cpu()
 @pytest.mark.parametrize(
     "start", ["_thread.start_new_thread", "threading._start_new_thread"], ids=["own", "Python's"]
 )
-def test_a_start_that_gets_no_thread_says_so(warm_cache: Path, start: str) -> None:
+def test_a_start_without_threads_names_the_limit(warm_cache: Path, start: str) -> None:
     command = [sys.executable, "-c", NO_THREAD.format(start)]
     exit = run_to_exit("--port", "0", cache_dir=warm_cache, command=command)
     refused(exit, 1, "INFERENCE_FAILED", "no more threads", "ulimit -u", "--pids-limit")
@@ -137,7 +137,7 @@ cpu()
 """
 
 
-def test_the_reason_is_told_where_the_event_loop_has_no_thread_to_end_with(
+def test_an_error_is_reported_if_the_event_loop_has_no_thread_to_end_with(
     warm_cache: Path,
 ) -> None:
     command = [sys.executable, "-c", NO_THREAD_AT_THE_END]

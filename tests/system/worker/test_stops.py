@@ -58,7 +58,9 @@ def test_running_streams_finish_and_new_work_is_refused(
     assert events[-1] == "worker.stopped" and "engine.crashed" not in events
 
 
-def test_what_outlives_the_drain_gets_its_terminal_event(start_worker: StartWorker) -> None:
+def test_a_stream_that_outlives_the_drain_gets_its_terminal_event(
+    start_worker: StartWorker,
+) -> None:
     worker = start_worker("--drain-timeout", "0.5", can_be_held=True)
     with mid_stream(worker, "One day", **LONG) as reading:
         worker.freeze_engine()
@@ -109,7 +111,7 @@ def test_a_terminal_that_is_closed_lets_streams_finish(warm_cache: Path, tmp_pat
         process.wait()
 
 
-def test_a_worker_that_ignores_its_terminal_outlives_it(start_worker: StartWorker) -> None:
+def test_a_worker_under_nohup_ignores_sighup(start_worker: StartWorker) -> None:
     worker = start_worker(command=["nohup", *installed()])
     worker.signal(signal.SIGHUP)
     assert worker.execute("Once", max_tokens=1).end["tokens_out"] == 1
@@ -144,13 +146,13 @@ cpu()
 
 
 @pytest.mark.parametrize("how", ["SIGTERM", "SIGINT", "SIGHUP"])
-def test_a_stop_before_the_port_is_open(warm_cache: Path, how: str) -> None:
+def test_a_stop_before_the_port_is_open_is_clean_and_silent(warm_cache: Path, how: str) -> None:
     command = [sys.executable, "-c", SIGNALLED_EARLY.format(how=how)]
     exit = run_to_exit("--port", "0", cache_dir=warm_cache, command=command)
     assert (exit.code, exit.stderr) == (0, "")
 
 
-def test_a_stop_while_loading(start_worker: StartWorker) -> None:
+def test_a_stop_while_loading_is_clean(start_worker: StartWorker) -> None:
     worker = start_worker(wait_ready=False)
     assert worker.stop() == 0
     assert worker.logs("worker.failed") == []
@@ -190,7 +192,7 @@ def test_a_stop_waits_for_the_end_of_a_conversion(
     assert not (worker.folder / "converting").exists()
 
 
-def test_a_second_signal_ends_a_conversion_now(start_worker: StartWorker, tmp_path: Path) -> None:
+def test_a_second_signal_kills_a_conversion(start_worker: StartWorker, tmp_path: Path) -> None:
     worker = converting(start_worker, tmp_path, "echo asked > asked")
     worker.signal(signal.SIGTERM)
     until((worker.folder / "asked").exists, lambda: worker.stderr)
@@ -207,7 +209,7 @@ def test_signals_up_to_the_last_moment_change_no_exit_code(start_worker: StartWo
     assert process.returncode == 0
 
 
-def test_a_reader_that_does_not_read_holds_nothing_up(start_worker: StartWorker) -> None:
+def test_a_client_that_does_not_read_delays_no_stop(start_worker: StartWorker) -> None:
     worker = start_worker("--drain-timeout", "1")
     with worker.streaming("One day", **LONG):
         before = time.monotonic()
@@ -232,7 +234,7 @@ def leaving_soon(is_stuck: bool = False) -> list[str]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits another process")
-def test_a_stop_needs_no_new_thread(start_worker: StartWorker) -> None:
+def test_a_stop_needs_no_new_memory(start_worker: StartWorker) -> None:
     """There may be none if memory or processes are short; the forced exit is prepared before."""
     worker = start_worker("--drain-timeout", "0.1", command=leaving_soon())
     taken = psutil.Process(worker.pid).memory_info().vms - (10 << 20)
@@ -250,7 +252,7 @@ def is_stuck(worker: WorkerProcess) -> bool:
     return False
 
 
-def test_a_stop_needs_no_event_loop(start_worker: StartWorker) -> None:
+def test_a_stop_needs_no_responsive_event_loop(start_worker: StartWorker) -> None:
     flags = ("--drain-timeout", "0.1", "--callback-url", "http://127.0.0.1:9/")
     worker = start_worker(*flags, command=leaving_soon(is_stuck=True), wait_ready=False)
     worker.wait_log("worker.ready")

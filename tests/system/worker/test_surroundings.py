@@ -51,7 +51,7 @@ def serves_and_stops(
         worker.kill()
 
 
-def test_a_log_whose_reader_left(warm_cache: Path) -> None:
+def test_a_worker_serves_although_the_reader_of_its_log_left(warm_cache: Path) -> None:
     reader, writer = os.pipe()
 
     def leave() -> None:
@@ -62,12 +62,12 @@ def test_a_log_whose_reader_left(warm_cache: Path) -> None:
     serves_and_stops(warm_cache, meanwhile=leave, stdout=writer, stderr=writer)
 
 
-def test_a_log_on_a_full_disk(warm_cache: Path) -> None:
+def test_a_worker_serves_although_its_log_is_on_a_full_disk(warm_cache: Path) -> None:
     with open("/dev/full", "wb") as full:
         serves_and_stops(warm_cache, stdout=full, stderr=full)
 
 
-def test_a_log_whose_reader_stops_reading(warm_cache: Path) -> None:
+def test_a_worker_serves_although_nobody_reads_its_log(warm_cache: Path) -> None:
     """From its first line on."""
     reader, writer = unread("pipe")
     serves_and_stops(
@@ -76,7 +76,7 @@ def test_a_log_whose_reader_stops_reading(warm_cache: Path) -> None:
     os.close(reader)
 
 
-def test_standard_files_that_are_closed(warm_cache: Path) -> None:
+def test_a_worker_serves_with_closed_standard_files(warm_cache: Path) -> None:
     """As some process supervisors start their children."""
     closed = ["sh", "-c", 'exec "$@" 0<&- 1>&- 2>&-', "sh", *installed()]
     serves_and_stops(warm_cache, closed)
@@ -92,11 +92,11 @@ cpu()
 """
 
 
-def test_a_system_that_lets_no_core_dump_be_forbidden(warm_cache: Path) -> None:
+def test_a_worker_serves_if_core_dumps_cannot_be_forbidden(warm_cache: Path) -> None:
     serves_and_stops(warm_cache, [sys.executable, "-c", NO_PRCTL], stderr=subprocess.DEVNULL)
 
 
-def test_a_folder_with_modules_of_these_names(tmp_path: Path) -> None:
+def test_a_worker_does_not_import_modules_of_its_working_folder(tmp_path: Path) -> None:
     """The worker is started in this folder, but its processes import their own modules."""
     (tmp_path / "worker").mkdir()
     for name in ("worker/__init__", "secrets", "numpy"):
@@ -139,7 +139,9 @@ def test_a_stop_waits_for_no_resolver(start_worker: StartWorker, tmp_path: Path)
     assert running.stop() == 0
 
 
-def test_a_clock_that_jumps(start_worker: StartWorker, tmp_path: Path) -> None:
+def test_a_jump_of_the_clock_changes_no_deadline_stall_or_heartbeat(
+    start_worker: StartWorker, tmp_path: Path
+) -> None:
     clock_jump = preloadable(tmp_path, "clock_jump")
     setting = tmp_path / "offset"
     setting.write_text("0")
@@ -178,7 +180,7 @@ def test_a_clock_that_jumps(start_worker: StartWorker, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such masks")
 @pytest.mark.parametrize(("flags", "bind"), [((), "true"), (("--threads", "2"), "false")])
-def test_cpus_that_are_taken_from_a_running_worker(
+def test_the_threads_follow_the_allowed_cpus_unless_they_are_set(
     start_worker: StartWorker, flags: tuple[str, ...], bind: str
 ) -> None:
     """As a cpuset does, for all its threads; a number that the user has set stays. OpenMP may bind
@@ -213,7 +215,7 @@ def test_the_log_is_utf8_in_each_locale(start_worker: StartWorker) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems need more files for a start")
 @pytest.mark.parametrize("n_files", [8, 12, 64])
-def test_descriptors_that_do_not_suffice(warm_cache: Path, n_files: int) -> None:
+def test_too_few_descriptors_stop_the_start_with_a_sentence(warm_cache: Path, n_files: int) -> None:
     limited = ["sh", "-c", f'ulimit -n {n_files}; exec "$@"', "sh", *installed()]
     exit = run_to_exit("--port", "0", cache_dir=warm_cache, command=limited)
     failure, sentence = exit.stderr.strip().splitlines()

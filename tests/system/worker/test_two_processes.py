@@ -51,7 +51,7 @@ def use(worker: WorkerProcess) -> None:
         assert worker.get(path).status_code == 200
 
 
-def test_each_process_keeps_to_its_rooms(imported: tuple[set[str], set[str]]) -> None:
+def test_each_process_imports_only_its_rooms(imported: tuple[set[str], set[str]]) -> None:
     api, engine = imported
     assert {"worker.lifecycle", "worker.supervisor.supervisor"} <= api
     assert rooms(api) & {"engine", "llama", "convert"} == set()
