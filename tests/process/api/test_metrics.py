@@ -247,7 +247,7 @@ def refusals(client: httpx.Client) -> dict[str, float]:
 
 
 def test_a_probe_for_an_unknown_stream_or_job_is_no_refusal(worker: WorkerProcess) -> None:
-    """A fleet's gateway asks all workers; those without it used to count a refusal each time."""
+    """A fleet's gateway asks all workers, most of which do not have it."""
     with worker.client() as client:
         before, told = refusals(client), client.get("/status").json()["refusals"]
         for path in ("/execute/no-such-job", "/v1/stream?conv_id=none"):
@@ -338,7 +338,6 @@ def test_choices_without_room_in_the_queue_are_refused_together(
 def test_a_request_of_more_prompt_tokens_than_may_wait_is_answered(
     share_worker: StartWorker, stream: bool
 ) -> None:
-    """It used to be refused midway, even by an idle worker, and at every retry."""
     worker = share_worker("--slots", "1", "--max-queued-prompt-tokens", "1000")
     before = worker.metric("worker_tokens_in_total")
     prompts = [f"{number} foxes ran " * 40 for number in range(20)]
@@ -373,7 +372,7 @@ def test_a_running_request_is_reported_in_counts_without_its_text(worker: Worker
 
 
 def test_a_preempted_request_counts_as_one_that_waits(start_worker: StartWorker) -> None:
-    """It used to count as running, so routers saw no queue although a request was waiting."""
+    """Otherwise routers see no queue although a request is waiting."""
     flags = ("--slots", "2", "--kv-unified", "--kv-cells", "256", "--context-length", "200")
     worker = start_worker(*flags, can_be_held=True)
     names = ("worker_requests_running", "vllm:num_requests_running", "worker_queue_depth",

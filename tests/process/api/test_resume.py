@@ -20,6 +20,7 @@ from tests.support.worker import WorkerProcess, asking, new_job_id, until
 from worker.api.http.encoding import KEEPALIVE
 from worker.api.http.headers import ECHOED_IDS
 from worker.api.http.stream_log import LEAST_BYTES, StreamLog, Streams
+from worker.errors import InvalidRequest
 from worker.settings import Settings
 
 RESUME = {"x-llorch-resume": "1"}
@@ -337,7 +338,7 @@ def test_dropped_events_are_refused_and_the_others_found() -> None:
     assert total - log.size_bytes < 100 + 20
     assert log.dropped_bytes >= 100 and log.size_bytes == total - log.dropped_bytes
     n_dropped = everything[: log.dropped_bytes].count(b"data")
-    with pytest.raises(Exception, match="no longer kept"):
+    with pytest.raises(InvalidRequest, match="no longer kept"):
         log.offset_after(n_dropped - 2)
     for event_id in range(n_dropped - 1, 50):
         rest = everything[log.offset_after(event_id) :]

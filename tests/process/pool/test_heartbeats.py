@@ -130,7 +130,7 @@ def wait_for_trouble(running: WorkerProcess, words: str) -> None:
 
 
 def test_each_different_failure_of_the_manager_is_logged(start_worker: StartWorker) -> None:
-    """The log used to keep only the first, such as a 500 although the token was wrong later."""
+    """Such as a 500, and later a 401 because the token is wrong."""
     with serving() as manager:
         running = start_worker(*manager.heartbeat_flags())
         manager.wait_for_status("ready")

@@ -248,7 +248,7 @@ def test_the_time_of_an_answer_goes_to_the_next_engine() -> None:
 
 
 def test_the_wait_in_the_queue_ends_when_the_engine_starts_not_when_its_event_arrives() -> None:
-    """The whole prompt used to count as waiting if the engine left this process no core."""
+    """Otherwise a whole prompt counts as waiting if the engine leaves this process no core."""
     metrics = Metrics("w")
     job = Job(1, request("say x"), metrics, lambda job, error: None)
     job.accept(Accepted(1, 9))

@@ -100,7 +100,6 @@ async def test_a_worker_that_is_waking_does_not_sleep_and_says_why() -> None:
 
 
 async def test_a_draining_worker_does_not_wake_and_says_why() -> None:
-    """It used to report that it wakes."""
     async with supervised() as supervisor:
         supervisor.sleep()
         supervisor.begin_draining()

@@ -121,4 +121,4 @@ def test_a_crash_writes_a_core_only_without_walls(
     body = {"prompt": "A secret", "seed": ABORTS_IN_LOOP, "max_tokens": 9, "ignore_eos": True}
     assert worker.post("/v1/inference", body).status_code == 500
     worker.wait_log("engine.crashed")
-    assert [*worker.folder.glob("core*")] == [] if confined else [*worker.folder.glob("core*")]
+    assert any(worker.folder.glob("core*")) is not confined

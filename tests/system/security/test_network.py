@@ -172,7 +172,7 @@ CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
 def test_an_endless_trailer_or_chunk_extension_is_cut_off(
     worker: WorkerProcess, begin: bytes
 ) -> None:
-    """An endless trailer used to be joined byte by byte, blocking the event loop for minutes."""
+    """To join an endless trailer byte by byte would block the event loop for minutes."""
     with connected(worker, CHUNKED + begin) as client:
         with pytest.raises(ConnectionError):
             for _ in range(1000):

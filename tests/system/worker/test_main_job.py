@@ -44,8 +44,7 @@ def test_greedy_text_is_the_reference(exact: WorkerProcess, case: dict[str, Any]
         assert stream.text == case["text"]
         assert stream.end["stop_reason"] == case["stop_reason"]
     else:
-        shared = sum(1 for a, b in zip(stream.ids, case["token_ids"], strict=False) if a == b)
-        assert shared >= 2, "even a near-tie does not change the beginning"
+        assert stream.ids[:2] == case["token_ids"][:2], "a near-tie does not change the beginning"
     assert stream.end["tokens_out"] == len(stream.ids)
     if "messages" in case:
         rendered = exact.post("/apply-template", {"messages": case["messages"]}).json()

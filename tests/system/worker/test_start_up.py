@@ -97,7 +97,7 @@ def test_an_engine_without_threads_is_not_blamed_on_the_model(warm_cache: Path) 
     assert ended.code == 1 and "engine's start failed: The system allows" in ended.sentence
     assert ended.sentence.endswith("--pids-limit.")
     *lines, _ = ended.stderr.splitlines()
-    assert all(line.startswith("{") for line in lines), "the trace is in the log's form"
+    assert lines and all(line.startswith("{") for line in lines), "the trace is in the log's form"
 
 
 def test_an_engine_that_exits_in_its_start_is_not_blamed_on_the_model(warm_cache: Path) -> None:

@@ -210,7 +210,7 @@ async def answered(port: int, sent: bytes, **how: Any) -> list[bytes]:
 
 @pytest.mark.anyio
 async def test_a_connection_whose_body_follows_its_answer_times_out() -> None:
-    """If the answer came before the body, nothing used to close the connection."""
+    """Also if the answer comes before the body."""
     head = b"POST /early HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\n"
     async with served(keep_alive_s=1) as (port, _), connected(port, head) as (reader, writer):
         assert (await reader.readuntil(b"x")).startswith(b"HTTP/1.1 200")
@@ -246,8 +246,7 @@ def serve_until_killed(port: multiprocessing.connection.Connection) -> None:
 
 
 def test_what_came_while_the_worker_was_paused_is_read_first() -> None:
-    """After `docker unpause`, a client that had sent everything in time used to get a 408 or no
-    answer."""
+    """After `docker unpause`, a client that has sent everything in time gets its answer."""
     spawning = multiprocessing.get_context("spawn")
     ours, theirs = spawning.Pipe()
     server = spawning.Process(target=serve_until_killed, args=[theirs], daemon=True)
@@ -323,8 +322,8 @@ FRAMED = {
 def test_a_request_to_upgrade_is_answered_in_http_1_1(
     framed: str, protocol: bytes, size: int
 ) -> None:
-    """`curl --http2` and Java's client ask for HTTP/2 in a request with a body, which used to be
-    lost or treated as a separate request."""
+    """`curl --http2` and Java's client ask for HTTP/2 in a request with a body, which belongs to
+    that request."""
     method, lines, body = FRAMED[framed]
     lines = b" /echo HTTP/1.1\r\nHost: a\r\nUpgrade: " + protocol + b"\r\n" + lines
     last = b"GET /echo HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
@@ -549,7 +548,7 @@ def test_a_half_closed_client_is_answered_but_not_waited_for() -> None:
 async def test_a_half_closed_client_that_reads_gets_the_whole_answer(
     monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
-    """It used to lose the part of a large answer that it had not read after a second."""
+    """Also the part that it has not read when the time for half-closed connections is over."""
     monkeypatch.setattr(connection, "HALF_CLOSED_SECONDS", 0.3)
     head = b"GET %s HTTP/1.1\r\nHost: a\r\n\r\n" % path.encode()
     async with served() as (port, _), connected(port, head, limit=2**16) as (reader, writer):
@@ -604,7 +603,7 @@ def uploaded(client: socket.socket, head: bytes, end: bytes | None = None) -> by
 @pytest.mark.anyio
 @pytest.mark.parametrize("refused", REFUSED)
 async def test_a_client_that_is_still_sending_gets_the_answer(refused: str) -> None:
-    """The connection used to be reset, and unread data lost."""
+    """A reset of the connection would lose it."""
     head, status = REFUSED[refused]
     async with served() as (port, _):
         client = socket.create_connection(("127.0.0.1", port), timeout=20)
@@ -730,7 +729,7 @@ async def test_clients_that_are_still_sending_make_room_and_do_not_delay_the_end
 async def test_a_connection_without_a_handshake_counts(
     anyio_backend: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """They used to take all descriptors, so that new connections were reset."""
+    """Otherwise they take all descriptors, and new connections are reset."""
     certificate = own_certificate(tmp_path)
     trusting = ssl.create_default_context(cafile=certificate)
     monkeypatch.setattr(connection, "most_connections", lambda _: 4)

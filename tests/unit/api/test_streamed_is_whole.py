@@ -519,7 +519,7 @@ def test_ollama_omits_a_call_that_was_cut_off(reason: StopReason, ends: str) -> 
 def test_a_call_without_its_end_is_complete_if_the_model_ended_the_answer(
     reason: StopReason,
 ) -> None:
-    """Its arguments used to be invalid JSON: the last brace was missing."""
+    """Its arguments get the last brace."""
     called = "<tool_call>\n<function=get_time>\n<parameter=city>\na\n</parameter>\n"
     choice = answer_of(CLIENTS["messages"]).choices[0]
     for event in (Started(0, 1), Token(0, called, (1,)), Finished(0, reason, 1, 1.0)):
@@ -545,7 +545,7 @@ def test_a_call_without_its_end_is_complete_if_the_model_ended_the_answer(
 def test_arguments_that_are_not_json_arrive_inside_an_object(
     written: str, before: dict[str, Any]
 ) -> None:
-    """It used to be lost, from its mistake on or completely."""
+    """The object has all that the model wrote."""
     called = f'<tool_call>{{"name": "get_time", "arguments": {written}}}</tool_call>'
     events: list[StreamEvent] = [Started(0, 1), Token(0, called, (1,)), Finished(0, "EOS", 1, 1.0)]
     ollama, anthropic = answer_of(CLIENTS["ollama's chat"]), answer_of(CLIENTS["messages"])

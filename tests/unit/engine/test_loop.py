@@ -290,7 +290,7 @@ def test_decoding_continues_while_a_long_prompt_is_computed() -> None:
 def test_a_request_has_started_before_its_first_step_is_computed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A step of a long prompt takes a second, in which it used to count as waiting for a slot."""
+    """A step of a long prompt takes a second, in which it does not wait for a slot."""
     engine = Engine()
     compute, told = engine.runner.decode, list[list[type[Event]]]()
 

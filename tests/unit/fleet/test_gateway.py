@@ -336,7 +336,7 @@ async def test_any_bytes_of_a_worker_bind_a_request_to_it() -> None:
 async def test_a_gateway_without_a_file_left_blames_no_worker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It used to take its own failed probes for silent workers, and ended all streams."""
+    """Its own failed probes are not silent workers, whose streams it would end."""
 
     async def refused(*_: object) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
@@ -425,7 +425,7 @@ async def test_a_worker_that_accepts_connections_but_never_answers_is_found(
 async def test_a_worker_that_missed_its_last_probe_delays_no_answer_of_several(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each used to take a probe's whole timeout, until the worker was given up."""
+    """None takes a probe's whole timeout until the worker is given up."""
     monkeypatch.setattr(upstream, "FETCH_SECONDS", 0.1)
     monkeypatch.setattr(upstream, "BRIEF_SECONDS", 0.1)
     async with fleet_of(hangs, tells(404, {"code": "JOB_NOT_FOUND"})) as (gateway, table, _):

@@ -248,7 +248,7 @@ def test_a_roll_and_a_failed_start_increase_the_generation() -> None:
 
 
 def test_an_empty_name_of_a_group_is_refused() -> None:
-    """As from an unset shell variable: it used to be the first of several."""
+    """As from an unset shell variable: it does not mean the first of several."""
     config = configuration(fleet())
     with pytest.raises(ConfigError, match="no workers named ''"):
         rolled(config, command._group(config, argparse.Namespace(group="")))

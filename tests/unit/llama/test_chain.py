@@ -249,7 +249,7 @@ def test_infill_equals_llama_cpp_s(
 
 
 def test_xtc_leaves_a_token_that_may_be_drawn_whatever_its_threshold() -> None:
-    """As in llama.cpp, a forbidden one used to count as the least likely of those above 0."""
+    """In llama.cpp, a forbidden one counts as the least likely of those above 0."""
     chain = Chain(Sampling(1, xtc_probability=1.0, xtc_threshold=0.0), {}, Undo(), 4)
     row = np.array([3, 2, -np.inf, 1], np.float32)
     assert [chain.draw(row, number, 0.0) for number in (0.0, 0.999)] == [3, 3]
