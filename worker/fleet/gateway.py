@@ -12,7 +12,7 @@ import contextlib
 import json
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from worker.api.http.event_stream import EventStream, while_connected
 from worker.api.http.faults import refusal
 from worker.api.http.gate import Gate
 from worker.api.http.headers import (
+    ACCEPT,
     BEGAN,
     CONNECTION,
     CONTENT_LENGTH,
@@ -206,7 +207,6 @@ class Gateway(Surface):
         head = {"headers": headers}
         is_late = "1" in LATE_HEAD.all(head)  # a proxy wants to wait for the first token
         counts_bytes = bool(CONVERSATION.all(head))
-        streams = fields.get("stream") is True or JSON not in operation.answers
         in_body = [fields.get(name) for name in _model_fields(operation)]
         in_query = filter(None, request.query_params.getlist("model"))
         given = [place.parameters.get("model"), *in_body, *in_query]
@@ -222,7 +222,9 @@ class Gateway(Surface):
             names_model=isinstance(named, str),
             key=key_of(fields),
             job_id=job_id if isinstance(job_id, str) else None,
-            wants_stream=streams and SSE in operation.answers and not (is_late or counts_bytes),
+            waits_as=None
+            if is_late or counts_bytes
+            else _stream_of(operation, fields, ACCEPT.of(request) or ""),
             counts_bytes=counts_bytes,
             check_deadline=partial(deadline_of, request)
             if 504 in operation.failures
@@ -428,6 +430,21 @@ def _model_fields(operation: Operation) -> list[str]:
         return []
     names = names_of_fields(operation.body) if isinstance(operation.body, type) else {}
     return [name for name, field in names.items() if field == "model"] or ["model"]
+
+
+def _stream_of(operation: Operation, fields: Mapping[str, Any], accepted: str) -> str | None:
+    """The media type of the stream that a body with these fields asks for, if it asks for one: by
+    its field `stream`, or its default, or in an operation without that field by `Accept`."""
+    if operation.body is None:
+        return None
+    media_type = next(iter(operation.streams), None)
+    if media_type is None or JSON not in operation.answers:
+        return media_type
+    chosen = getattr(operation.body, "model_fields", {}).get("stream")
+    if chosen is None:
+        return media_type if media_type in accepted else None
+    wanted = fields.get("stream")
+    return media_type if (chosen.default if wanted is None else wanted) is True else None
 
 
 def _target(scope: Scope, place: Place) -> bytes:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from starlette.types import Send
 
-from worker.api.http.encoding import KEEPALIVE
+from worker.api.http.encoding import KEEPALIVES
 from worker.api.http.headers import LATE_HEAD, RETRY_AFTER, UNBUFFERED, WORKER
 from worker.api.http.operation import SSE, StreamForm
 from worker.errors import Cancelled, EngineCrashed, NotReady, WorkerError
@@ -30,11 +30,7 @@ REPLACEMENT_SECONDS = 20.0
 not wait for a full worker."""
 RETRY_AFTER_SECONDS = 2
 KEEPALIVE_SECONDS = 15.0
-"""If a stream's first token takes longer, the client gets a status line and a comment."""
-_OWN_HEADERS: Headers = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    *((name.encode(), value.encode()) for name, value in UNBUFFERED.items()),
-]
+"""If a stream's first token takes longer, the client gets a status line and a sign of life."""
 
 
 @dataclass(slots=True, eq=False)
@@ -53,11 +49,12 @@ class Ask:
     """Whether it names a model; otherwise it goes to the first group."""
     key: str | None
     job_id: str | None
-    wants_stream: bool
-    """Whether its client can get comments before a stream's first token."""
+    waits_as: str | None
+    """The media type of the stream whose client gets signs of life before its first token; `None`
+    if its client gets nothing before the worker's answer."""
     counts_bytes: bool
     """Whether its client can resume the stream at a byte offset. It then gets exactly the worker's
-    bytes, from the prompt's progress on, and no comments from the gateway."""
+    bytes, from the prompt's progress on, and no signs of life from the gateway."""
     check_deadline: Callable[[], object]
     """Raises the worker's error if the client's deadline has passed. Workers check the deadline
     themselves; the gateway checks it while it has no worker for the request."""
@@ -105,9 +102,9 @@ class Relay:
                 raise NotReady(message, retry_after_seconds=RETRY_AFTER_SECONDS)
             await self._answer(*refused)
         except WorkerError as error:
-            if not self._has_begun:
+            if self._tail is None or not self._has_begun:
                 raise
-            ending = (self._tail or self._new_tail(SSE)).ending(error)
+            ending = self._tail.ending(error)
             self._ask.has_ended = True
             await self._send({"type": "http.response.body", "body": ending})
 
@@ -178,17 +175,17 @@ class Relay:
         return True
 
     async def _head(self, exchange: Exchange) -> None:
-        """Wait for the worker's status line; the client of a stream gets keep-alive comments."""
-        if not self._ask.wants_stream:
+        """Wait for the worker's status line; the client of a stream gets signs of life."""
+        if (media_type := self._ask.waits_as) is None:
             await exchange.head()
             return
         waiting = asyncio.ensure_future(exchange.head())
         try:
             while not (await asyncio.wait({waiting}, timeout=KEEPALIVE_SECONDS))[0]:
                 if not self._has_begun:
-                    await self._begin(200, _OWN_HEADERS)
-                    self._tail = self._new_tail(SSE)
-                await self._chunk(KEEPALIVE)
+                    await self._begin(200, _own_headers(media_type))
+                    self._tail = self._new_tail(media_type)
+                await self._chunk(KEEPALIVES[media_type])
             waiting.result()
         finally:
             waiting.cancel()
@@ -242,6 +239,12 @@ class Relay:
             headers = [*headers, (b"content-length", b"%d" % len(answer.content))]
         await self._begin(answer.status, _with_worker(headers, worker))
         await self._send({"type": "http.response.body", "body": answer.content})
+
+
+def _own_headers(media_type: str) -> Headers:
+    charset = "; charset=utf-8" if media_type == SSE else ""
+    headers = {"content-type": media_type + charset, **UNBUFFERED}
+    return [(name.encode(), value.encode()) for name, value in headers.items()]
 
 
 def _with_worker(headers: Headers, worker: Worker) -> Headers:

@@ -29,7 +29,7 @@ from tests.unit.fleet.scripted import (
 )
 from worker.api.app import DIALECTS
 from worker.api.http import body as body_module
-from worker.api.http.encoding import KEEPALIVE
+from worker.api.http.encoding import KEEPALIVE, LINE_KEEPALIVE
 from worker.api.http.errors import error_response
 from worker.api.http.off_loop import in_background
 from worker.api.http.routes import Routes
@@ -490,6 +490,42 @@ async def test_a_long_prefill_keeps_its_client(
         got = await waiting
     assert (got.chunks[0] == KEEPALIVE) is not counts_bytes
     assert got.body.replace(KEEPALIVE, b"") == TOKEN + END
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "accept", "sign"),
+    [
+        ("/v1/chat/completions", {"stream": True}, "", KEEPALIVE),
+        ("/api/chat", {}, "", LINE_KEEPALIVE),
+        ("/api/chat", {"stream": None}, "", LINE_KEEPALIVE),
+        ("/v1/inference", {}, "application/x-ndjson", LINE_KEEPALIVE),
+        ("/v1/chat/completions", {}, "text/event-stream", None),
+        ("/api/chat", {"stream": False}, "application/x-ndjson", None),
+        ("/v1/inference", {}, "", None),
+    ],
+)
+async def test_a_client_gets_signs_of_life_in_the_form_of_the_stream_that_it_asked_for(
+    path: str,
+    body: dict[str, object],
+    accept: str,
+    sign: bytes | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(relay, "KEEPALIVE_SECONDS", 0.05)
+
+    async def fails_late(conversation: Conversation) -> None:
+        await asyncio.sleep(0.2)
+        await conversation.json(400, {"code": "INVALID_REQUEST", "message": "not like that"})
+
+    async with fleet_of(fails_late) as (gateway, _, _):
+        got = await call(gateway, path, body, headers={"accept": accept})
+    if sign is None:
+        assert got.status == 400
+    else:
+        media_type = "text/event-stream" if sign == KEEPALIVE else "application/x-ndjson"
+        assert (got.status, got.headers["content-type"].split(";")[0]) == (200, media_type)
+        assert got.chunks[0] == sign and len(got.body) > len(sign)
+    assert got.ended and b"not like that" in got.chunks[-1]
 
 
 async def test_a_duplicate_and_a_cancel_go_to_the_worker_that_has_the_job() -> None:

@@ -24,17 +24,10 @@ from worker.api.chat.media import Link, check_media
 from worker.api.chat.request import Generate
 from worker.api.chat.scored import count_scores
 from worker.api.http.body import deadline_of, name_ignored, read_as
-from worker.api.http.encoding import (
-    KEEPALIVE,
-    LINE_KEEPALIVE,
-    MANY_VALUES,
-    in_parts,
-    json_answer,
-)
+from worker.api.http.encoding import KEEPALIVES, MANY_VALUES, in_parts, json_answer
 from worker.api.http.event_stream import EventStream, cancel_all, while_connected
 from worker.api.http.headers import LATE_HEAD, RESUME
 from worker.api.http.off_loop import in_background
-from worker.api.http.operation import SSE
 from worker.api.http.resume import in_a_path, names_asked, owner_of, reading
 from worker.api.http.state import AppState
 from worker.api.http.stream_log import StreamLog
@@ -143,7 +136,7 @@ async def _streamed(
     client's can be longer, such as during a call that its dialect sends once it is complete."""
     by_id = {choice.job.request_id: choice for choice in answer.choices}
     asked = answer.asked
-    keepalive = KEEPALIVE if answer.media_type.startswith(SSE) else LINE_KEEPALIVE
+    keepalive = KEEPALIVES[answer.media_type.partition(";")[0]]
     silence_seconds = answer.state.settings.keepalive or math.inf
     clock = asyncio.get_running_loop().time
     sent_at = clock()

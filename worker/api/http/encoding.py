@@ -21,6 +21,8 @@ KEEPALIVE = b": keep-alive\n\n"
 LINE_KEEPALIVE = b" "
 """Sent while a stream of JSON lines is silent: parsers of the next line skip it. Some clients parse
 empty lines, too."""
+KEEPALIVES = {"text/event-stream": KEEPALIVE, "application/x-ndjson": LINE_KEEPALIVE}
+"""The sign of life by the stream's media type."""
 _BYTES_AT_ONCE = 64 * 1024
 """The size of the pieces in which a large answer is sent."""
 MANY_VALUES = 4096
