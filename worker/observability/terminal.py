@@ -35,7 +35,8 @@ _PHASE_TEXTS = {
 }
 LEAST_SECONDS_BETWEEN = 0.1
 """Between two reports of one phase."""
-_BAR_WIDTH = 24
+_BAR_WIDTHS = range(4, 25)
+"""A narrow terminal has a shorter bar, or none."""
 _USUAL_COLUMNS = 80
 
 
@@ -55,8 +56,9 @@ class LiveLine:
         elif now - self._shown_at < LEAST_SECONDS_BETWEEN:
             return
         self._shown_at = now
-        text = progress_text(progress, now - self._phase_began, self._percent_then)
-        self._write(CLEAR + text[: _columns(self._stream) - 1])
+        n_columns = _columns(self._stream) - 1
+        text = progress_text(progress, now - self._phase_began, self._percent_then, n_columns)
+        self._write(CLEAR + text[:n_columns])
 
     def clear(self) -> None:
         self._write(CLEAR)
@@ -76,14 +78,16 @@ def _columns(stream: TextIO) -> int:
     return _USUAL_COLUMNS
 
 
-def progress_text(progress: Progress, elapsed_seconds: float, percent_then: float = 0.0) -> str:
-    """A line such as `loading  ████████░░░░  62 %  3.1 of 5.0 GB  812.4 MB/s  3 s left`.
-    `percent_then` is where the phase began, which is above 0 for a resumed download."""
+def progress_text(
+    progress: Progress, elapsed_seconds: float, percent_then: float, n_columns: int
+) -> str:
+    """A line such as `loading  ████████░░░░  62 %  3.1 of 5.0 GB  812.4 MB/s  3 s left`, whose bar
+    takes what the figures leave of `n_columns`. `percent_then` is where the phase began, which is
+    above 0 for a resumed download."""
     parts = [_PHASE_TEXTS.get(progress.phase, progress.phase)]
     share = min(max(progress.percent / 100, 0.0), 1.0)
     if share > 0:
-        filled = round(share * _BAR_WIDTH)
-        parts += ["█" * filled + "░" * (_BAR_WIDTH - filled), f"{progress.percent:.0f} %"]
+        parts.append(f"{progress.percent:.0f} %")
         if (total := progress.total_bytes or 0) >= 1e6:
             unit, name = (1e9, "GB") if total >= 1e9 else (1e6, "MB")
             parts.append(f"{share * total / unit:.1f} of {total / unit:.1f} {name}")
@@ -92,6 +96,10 @@ def progress_text(progress: Progress, elapsed_seconds: float, percent_then: floa
         gained = share - percent_then / 100
         if gained > 0 and share < 1 and elapsed_seconds > 1:
             parts.append(f"{_duration(elapsed_seconds * (1 - share) / gained)} left")
+        width = min(n_columns - len("  ".join(["", *parts])), _BAR_WIDTHS[-1])
+        if width in _BAR_WIDTHS:
+            filled = round(share * width)
+            parts.insert(1, "█" * filled + "░" * (width - filled))
     return "  ".join(parts)
 
 
