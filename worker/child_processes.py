@@ -9,8 +9,11 @@ from pathlib import Path
 
 import worker
 
-_SECRET = re.compile("(KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE)S?(_|$)", re.IGNORECASE)
-"""Matches names such as `HF_TOKEN`, `LLORCH_WORKER_TOKEN` and `AWS_SECRET_ACCESS_KEY`, but not
+_SECRET = re.compile(
+    "(KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|_(PASS|PWD|PAT|AUTH|CREDENTIAL))S?(_|$)",
+    re.IGNORECASE,
+)
+"""Matches names such as `HF_TOKEN`, `MYSQL_PWD` and `AWS_SECRET_ACCESS_KEY`, but not `PWD` and
 `TOKENIZERS_PARALLELISM`."""
 _WITH_PASSWORD = re.compile("://[^/?#]*@")
 """Matches a URL with a user or password, such as a proxy's."""
@@ -27,15 +30,18 @@ def inherited() -> dict[str, str]:
     return kept | {"OPENBLAS_NUM_THREADS": "1"}
 
 
+_OF_THE_SYSTEM = {
+    *("PATH", "HOME", "USER", "LANG", "LANGUAGE", "LOCPATH", "LOCALE_ARCHIVE", "TZ", "TZDIR"),
+    *("TMPDIR", "TMP", "TEMP", "VIRTUAL_ENV"),
+}
 _OF_LIBRARIES = (
-    *("PATH", "HOME", "USER", "LANG", "LC_", "LOC", "TZ", "TMP", "TEMP", "XDG_"),
-    *("PYTHON", "VIRTUAL_ENV", "NPY_", "RUST_", "LD_", "DYLD_", "MALLOC_", "GLIBC_", "GCONV_"),
+    *("LC_", "XDG_", "PYTHON", "NPY_", "RUST_", "LD_", "DYLD_", "MALLOC_", "GLIBC_", "GCONV_"),
     *("ASAN_", "LSAN_", "TSAN_", "UBSAN_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "BLIS_"),
     *("VECLIB_", "GGML_", "LLAMA_", "MTMD_", "CUDA_", "CUBLAS", "NVIDIA_", "NCCL_", "__NV_"),
     *("__GL_", "MTL_", "METAL_", "VK_", "MESA_", "GALLIUM_", "NIR_", "LP_", "RADV_", "ACO_"),
     *("AMD_", "ANV_", "INTEL_", "NVK_"),
 )
-"""Prefixes of the variables that an engine inherits, by which the libraries that it loads are
+"""Prefixes of the other variables that an engine inherits, by which the libraries that it loads are
 configured; its settings come through the pipe."""
 SPINS_AT_BARRIERS = "2000"
 """How many times an OpenMP thread spins at a barrier before it sleeps: some 20 µs, by libgomp's own
@@ -50,7 +56,11 @@ to ten times as long. Half as many spins slow tokens of a small model by some pe
 def engine_environment() -> dict[str, str]:
     """The environment of an engine, and of a process that tries what it would do: what compute
     libraries and Python read, without secrets."""
-    allowed = {name: value for name, value in inherited().items() if name.startswith(_OF_LIBRARIES)}
+    allowed = {
+        name: value
+        for name, value in inherited().items()
+        if name in _OF_THE_SYSTEM or name.startswith(_OF_LIBRARIES)
+    }
     if "OMP_WAIT_POLICY" not in allowed:
         allowed.setdefault("GOMP_SPINCOUNT", SPINS_AT_BARRIERS)
     # With PYTHONSAFEPATH, the working directory is not on Python's path.

@@ -99,6 +99,7 @@ class Answers:
             or n_top is not None
             or request.sampling.stop_token_ids
             or request.sampling.learns
+            or sequence.n_released < request.sent_chars
         )
         if stop is not None:
             return "STOP_SEQUENCE", stop

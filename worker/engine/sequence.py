@@ -46,7 +46,8 @@ class Sequence:
     """The number of tokens at which it ends, prompt included."""
     holds_nothing: bool = False
     """Whether no text is held back and each token can be emitted at once. Never set with stops,
-    line limits or log-probabilities, nor before the first token."""
+    line limits or log-probabilities, nor before the first token, nor while it repeats what an
+    earlier engine sent."""
     snapshot_at: dict[int, bool] = field(default_factory=dict)
     """Numbers of tokens after which a snapshot of its memory is taken, each with whether a later
     prompt is likely to use it."""

@@ -36,8 +36,11 @@ def test_an_engine_inherits_what_its_libraries_read(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(name, "/here")
-    monkeypatch.setenv("OF_ANOTHER_PROGRAM", "/here")
-    assert name in engine_environment() and "OF_ANOTHER_PROGRAM" not in engine_environment()
+    of_others = {"OF_ANOTHER_PROGRAM", "LOCAL_LOGIN", "USER_PIN"}
+    for other in of_others:
+        monkeypatch.setenv(other, "/here")
+    environment = engine_environment().keys()
+    assert name in environment and of_others.isdisjoint(environment)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc has the threads")
@@ -62,6 +65,8 @@ def test_a_child_process_has_no_threads_of_blas(
         ("LLORCH_CALLBACK_URL", "https://pool/?a=b@c"),
         ("MYSQL_PASSWD", "hunter2"),
         ("SSH_PASSPHRASE", "hunter2"),
+        ("MYSQL_PWD", "hunter2"),
+        ("PWD", "/srv"),
     ],
 )
 def test_a_password_is_inherited_under_no_name(
