@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from types import FrameType
 from typing import NoReturn
 
 _RETURN_SECONDS = 0.01
@@ -30,24 +31,37 @@ def deferred_interrupts() -> Iterator[None]:
     """Defer `KeyboardInterrupt` to the end of the block. For imports: an exception while a native
     module initialises may crash the process."""
     received: list[int] = []
-    deferred = [
-        each for each in stop_signals() if signal.getsignal(each) is signal.default_int_handler
-    ]
+    deferred = {
+        each: handler
+        for each in stop_signals()
+        if (handler := signal.getsignal(each)) in (signal.default_int_handler, _like_interrupt)
+    }
     for each in deferred:
         signal.signal(each, lambda number, _: received.append(number))
     try:
         yield
     finally:
-        for each in deferred:
-            signal.signal(each, signal.default_int_handler)
+        for each, handler in deferred.items():
+            signal.signal(each, handler)
     if received:
         raise KeyboardInterrupt
+
+
+def _like_interrupt(number: int, frame: FrameType | None) -> None:
+    """Handle a signal like Ctrl-C, which cancels the task of an event loop. A shell's `&` ignores
+    Ctrl-C."""
+    handler = signal.getsignal(signal.SIGINT)
+    (handler if callable(handler) else signal.default_int_handler)(number, frame)
 
 
 def _command(module: str, function: str, *first: str) -> NoReturn:
     """Call `function` of `module` with `first` and the command line; exit with the code it returns.
     The command ends silently if the reader of stdout leaves, as `head` does, and with exit code 1
     if its output cannot be written for another reason."""
+    # All act like Ctrl-C, until a command handles them otherwise. The kernel drops those that a
+    # container's first process does not handle yet, so this precedes all other imports.
+    for each in set(stop_signals()) - {signal.SIGINT}:
+        signal.signal(each, _like_interrupt)
     _open_standard_files()
     sys.unraisablehook = partial(_interrupt_again, sys.unraisablehook, _thread.get_ident())
     os.environ["PYTHONSAFEPATH"] = "1"  # children import nothing from the working folder

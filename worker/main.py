@@ -31,12 +31,6 @@ def main(backend: BackendName, argv: Sequence[str]) -> int:
     gc.disable()  # during imports, which make no garbage: collection costs a tenth of them
     name = argv[0] if argv and argv[0] in SUBCOMMANDS else None
     serves = name is None and not {"-h", "--help", "--version"}.intersection(argv)
-    if serves:
-        # Until the event loop handles signals, each of them acts like Ctrl-C. Otherwise the first
-        # process of a container would ignore SIGTERM, and start to serve: the kernel drops what it
-        # does not handle yet, so this precedes all other imports.
-        for number in set(stop_signals()) - {signal.SIGINT}:
-            signal.signal(number, signal.default_int_handler)
     try:
         with deferred_interrupts():
             from worker.devices.cpu import instructions

@@ -15,7 +15,6 @@ PROGRAM = """
 import asyncio, signal, sys, time, types
 
 number, ignored, function = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-signal.signal(number, signal.default_int_handler)
 if ignored:
     signal.signal(ignored, signal.SIG_IGN)
 
@@ -49,6 +48,7 @@ _command("a_command", function)
         (signal.SIGINT, 0, "run"),
         (signal.SIGINT, 0, "looping"),
         (signal.SIGTERM, 0, "run"),
+        (signal.SIGTERM, 0, "looping"),
         (signal.SIGTERM, signal.SIGINT, "run"),
     ],
 )
@@ -70,12 +70,12 @@ def test_a_lost_interrupt_ends_a_command_without_output(
 
 FIRST_IMPORTS = """
 import signal, sys
-from worker import main
+from worker import cli
 def note(number, handler):
     assert not {"socket", "subprocess", "msgspec"} & set(sys.modules), "it is still ignored"
     sys.exit(0)
 signal.signal = note
-main.main("cpu", [])
+cli.cpu()
 sys.exit("no signal is handled")
 """
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from typing import Any
 import httpx
 from rich.status import Status
 
+from worker.cli import stop_signals
 from worker.commands.console import Console
 from worker.commands.served import (
     CONNECT_SECONDS,
@@ -111,6 +113,8 @@ def run(settings: Settings, *, as_json: bool) -> int:
     Raises:
         WorkerError: there is no worker to talk to, or its model cannot chat.
     """
+    for each in set(stop_signals()) - {signal.SIGINT}:
+        signal.signal(each, signal.SIG_DFL)  # unlike Ctrl-C, they do not end only an answer
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")
     console = Console(highlight=False, soft_wrap=True, markup=False)

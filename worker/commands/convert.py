@@ -11,9 +11,8 @@ import argparse
 import asyncio
 import contextlib
 import os
-import signal
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -34,8 +33,7 @@ def run(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     report = Reporter(options.progress)
     try:
-        with _interruptible():
-            options.run(options, report)
+        options.run(options, report)
     except BrokenPipeError:  # handled by `cli`
         raise
     except WorkerError as error:
@@ -55,20 +53,6 @@ def run(arguments: Sequence[str]) -> int:
         report.failed(ModelError(f"{options.command} interrupted; no file was written"))
         return 130
     return 0
-
-
-@contextlib.contextmanager
-def _interruptible() -> Iterator[None]:
-    """Inside the block, SIGTERM and SIGHUP end the command as Ctrl-C does."""
-    before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)}
-    for each, handler in before.items():  # SIGHUP: the terminal was closed
-        if handler is not signal.SIG_IGN:  # set by `nohup`
-            signal.signal(each, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
 
 
 # --- the commands ------------------------------------------------------------------------

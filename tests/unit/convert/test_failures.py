@@ -438,13 +438,6 @@ def test_an_interrupt_leaves_nothing(how: signal.Signals, tmp_path: Path) -> Non
     assert list(target.parent.iterdir()) == []
 
 
-def test_a_run_within_a_process_restores_its_handlers(tmp_path: Path) -> None:
-    before = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)]
-    missing = str(tmp_path / "missing")
-    assert cli.run([missing, str(tmp_path / "model.gguf"), "--progress", "none"]) == 3
-    assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)] == before
-
-
 def test_a_conversion_that_gets_no_thread_reports_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
