@@ -308,7 +308,7 @@ _REMEDIES = {
     errno.EAGAIN: "raise ulimit -u, or the container's --pids-limit",
     errno.EMFILE: "raise ulimit -n",
     errno.EFBIG: "raise ulimit -f",
-    errno.ENOMEM: "raise ulimit -v, or the memory of the container",
+    errno.ENOMEM: "raise ulimit -v or -d, or the memory of the container",
 }
 """What refuses a system call that names no file, or which limit to raise."""
 
@@ -337,16 +337,16 @@ def system_failure(error: Exception) -> WorkerError | None:
     if isinstance(error, OSError):
         return WorkerError(system_words(error))
     if isinstance(error, RuntimeError) and str(error) == "can't start new thread":  # Python's words
-        limits = "ulimit -u or -v, or the container's --pids-limit"
+        limits = "ulimit -u, -v or -d, or the container's --pids-limit"
         return WorkerError(f"The system allows no more threads for this user: raise {limits}.")
     if isinstance(error, MemoryError):
-        limits = "ulimit -v, or the memory of the container"
+        limits = "ulimit -v or -d, or the memory of the container"
         return WorkerError(f"The system gives this process no more memory: raise {limits}.")
     cause: BaseException = error
     while cause.__cause__ is not None:
         cause = cause.__cause__
     if isinstance(cause, ImportError) and str(cause.path).endswith((".so", ".dylib")):
-        remedy = "raise ulimit -v if memory is short, else install the worker again"
+        remedy = "raise ulimit -v or -d if memory is short, else install the worker again"
         return WorkerError(f"A library of {sys.prefix} cannot be loaded: {cause}; {remedy}.")
     return None
 

@@ -76,6 +76,8 @@ def read_header(path: Path) -> list[TensorInfo]:
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
+            if not size:
+                raise error("it is empty; its download may have failed")
             length = int.from_bytes(file.read(8), "little")
             if size < 8 or not 2 <= length <= min(_MAX_HEADER_BYTES, size - 8):
                 raise error(f"its header claims {length} bytes, the file has {size}")

@@ -12,7 +12,6 @@ its barriers, of which a decode has hundreds.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import gc
 import os
 import signal
@@ -22,20 +21,20 @@ import traceback
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from worker.background import die_with_parent
-from worker.engine.intake import Intake
-from worker.engine.loop import Loop
-from worker.engine.media.decoder import decoder
-from worker.engine.outbox import Outbox
-from worker.engine.start import report_abort, start, walls_for
-from worker.engine.text.renderer import renderer
-from worker.errors import BackendMismatch, EngineCrashed, WorkerError, system_failure
-from worker.llama import library
+from worker.errors import EngineCrashed, WorkerError, system_failure
 from worker.observability.logs import configure, get_logger
 from worker.wire.black_box import BlackBox
 from worker.wire.messages import EngineFailed, LoadModel, Ready, Stop
 from worker.wire.transport import SyncChannel
+
+if TYPE_CHECKING:
+    from worker.engine.intake import Intake
+    from worker.engine.loop import Loop
+    from worker.engine.outbox import Outbox
+    from worker.llama.library import LogLevel
 
 log = get_logger()
 
@@ -61,23 +60,9 @@ def main() -> None:
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")
     options = parser.parse_args()
     channel = SyncChannel(socket.socket(fileno=options.fd))
-    with contextlib.suppress(BackendMismatch):  # the start reports it
-        library.bindings()
-    config = channel.recv()
-    if not isinstance(config, LoadModel):
-        os._exit(0)  # the parent died before it sent its command
-    configure(config.log_level, config.log_format, config.worker_id)
-    library.log.listener = _forward_log
-    intake: Future[Intake] = Future()
+    configure()
     try:
-        renderer()  # a program of its own, which the walls would not let start
-        if config.projector is not None:
-            decoder()
-        walls = walls_for(config)
-        receiver = threading.Thread(target=_receive, args=(channel, intake), name="intake")
-        receiver.daemon = True
-        receiver.start()
-        engine = start(config, walls, channel, BlackBox(options.black_box))
+        _serve(channel, BlackBox(options.black_box))
     except WorkerError as error:
         channel.send([EngineFailed(error)])
         os._exit(error.exit_code)
@@ -86,6 +71,31 @@ def main() -> None:
         what = str(system_failure(error) or f"{type(error).__name__}: {error}").removesuffix(".")
         channel.send([EngineFailed(WorkerError(f"The engine's start failed: {what}."))])
         os._exit(WorkerError.exit_code)
+
+
+def _serve(channel: SyncChannel, black_box: BlackBox) -> None:
+    # Only here, so that the parent learns why a library cannot be loaded; and before the command
+    # comes, since the parent imports at the same time.
+    from worker.engine.media.decoder import decoder
+    from worker.engine.start import report_abort, start, walls_for
+    from worker.engine.text.renderer import renderer
+    from worker.llama import library
+
+    library.bindings()
+    config = channel.recv()
+    if not isinstance(config, LoadModel):
+        os._exit(0)  # the parent died before it sent its command
+    configure(config.log_level, config.log_format, config.worker_id)
+    library.log.listener = _forward_log
+    intake: Future[Intake] = Future()
+    renderer()  # a program of its own, which the walls would not let start
+    if config.projector is not None:
+        decoder()
+    walls = walls_for(config)
+    receiver = threading.Thread(target=_receive, args=(channel, intake), name="intake")
+    receiver.daemon = True
+    receiver.start()
+    engine = start(config, walls, channel, black_box)
     library.on_abort(partial(report_abort, channel, EngineCrashed, "llama.cpp gave up"))
     gc.collect()
     gc.freeze()  # excludes permanent objects from garbage collection between steps
@@ -124,7 +134,7 @@ def _run(loop: Loop, outbox: Outbox, channel: SyncChannel) -> None:
         os._exit(70)
 
 
-def _forward_log(level: library.LogLevel, line: str) -> None:
+def _forward_log(level: LogLevel, line: str) -> None:
     """Log llama.cpp's warnings and errors as such, everything else for debugging."""
     is_expected = any(words in line for words in _EXPECTED_WARNINGS)
     is_shown = level in ("warning", "error") and not is_expected

@@ -16,7 +16,7 @@ from worker.errors import CallbackFailed, http_words
 from worker.expectations import counted
 from worker.observability.logs import get_logger
 from worker.observability.metrics import Metrics
-from worker.setting_faults import without_secrets
+from worker.setting_faults import variable_of, without_secrets
 from worker.settings import Settings
 
 if TYPE_CHECKING:
@@ -109,7 +109,12 @@ class PoolClient:
                     "POST", url, json=payload, timeout=timeout_seconds
                 ) as response:
                     status = response.status_code
-                    return status, "" if response.is_success else f"it answered {status}"
+                    reason = "" if response.is_success else f"it answered {status}"
+                    if status == 401:
+                        is_set = self._settings.callback_token is not None
+                        fault = "has another value" if is_set else "is not set"
+                        reason += f"; {variable_of('callback_token')} {fault}"
+                    return status, reason
         except TimeoutError:
             return None, f"no answer within {timeout_seconds:.1f} s"
         except Exception as error:  # whatever the manager does costs one attempt

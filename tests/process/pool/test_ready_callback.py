@@ -141,6 +141,15 @@ def test_a_refused_callback_is_final(warm_cache: Path) -> None:
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize(("token", "fault"), [(None, "is not set"), ("old", "has another value")])
+async def test_a_refused_token_is_named(token: str | None, fault: str) -> None:
+    with serving() as manager:
+        manager.reply = answers(401)
+        with pytest.raises(CallbackFailed, match=f"LLORCH_CALLBACK_TOKEN {fault}"):
+            await announced(f"{manager.url}/ready", callback_token=token)
+
+
+@pytest.mark.anyio
 async def test_a_callback_is_tried_until_its_timeout_is_used_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -12,8 +12,9 @@ import pytest
 
 from tests.conftest import StartWorker
 from tests.support import clock, with_engine
+from tests.support.bundled import bundled_gguf
 from tests.support.held import engines_held_by
-from tests.support.worker import Exit, run_to_exit
+from tests.support.worker import ROOT, Exit, run_to_exit
 
 
 def refused(exit: Exit, code: int, wire_code: str, *words: str) -> None:
@@ -104,6 +105,22 @@ def test_an_engine_that_exits_in_its_start_is_not_blamed_on_the_model(warm_cache
     command = with_engine.command("tests.support.exiting_engine")
     exit = run_to_exit("--port", "0", cache_dir=warm_cache, command=command)
     refused(exit, 1, "INFERENCE_FAILED", "ended in phase 'preflight': exit code 1")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the words of its linker")
+def test_a_damaged_llama_cpp_is_named_with_its_fault(warm_cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "libllama.so").touch()
+    env, model = {"LLAMA_CPP_LIB_PATH": str(tmp_path)}, ("--model", str(bundled_gguf()))
+    exit = run_to_exit("--port", "0", *model, cache_dir=warm_cache, env=env)
+    refused(exit, 4, "BACKEND_MISMATCH", str(tmp_path), "file too short")
+
+
+def test_a_damaged_library_of_the_engine_is_named(warm_cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "numpy.py").write_text("raise ImportError('no libfoo.so', path='/numpy/_core.so')")
+    env = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    model = ("--model", str(bundled_gguf()))
+    exit = run_to_exit("--port", "0", *model, cache_dir=warm_cache, env=env)
+    assert exit.code == 1 and "engine's start failed" in exit.sentence
 
 
 NO_THREAD = """\

@@ -126,6 +126,7 @@ LLAMA3 = rope(
 CASES: list[tuple[str, Damage, str]] = [
     ("llama", truncate, "truncated"),
     ("llama", swell_header, "header claims"),
+    ("llama", lambda f: (f / "model.safetensors").write_bytes(b""), "it is empty; its download"),
     ("llama", lambda f: (f / "config.json").unlink(), "no config.json"),
     ("llama", lambda f: (f / "config.json").write_text("{"), "not readable JSON"),
     *(
@@ -446,7 +447,7 @@ def test_a_conversion_that_gets_no_thread_reports_it(
 
     monkeypatch.setattr("threading.Thread.start", refuse)
     assert cli.run([str(TINY), str(tmp_path / "model.gguf"), "--progress", "none"]) == 1
-    assert "raise ulimit -u or -v" in capsys.readouterr().err
+    assert "raise ulimit -u, -v or -d" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
