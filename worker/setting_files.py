@@ -97,7 +97,11 @@ def check_store(folder: Path) -> str:
         key = folder / KEY_FILE
         if not key.exists():
             _try_link(existing)
-        elif len(key.read_bytes()) != KEY_BYTES or key.stat().st_mode & 0o077:
+        elif (
+            not key.is_file()  # a pipe would block
+            or len(key.read_bytes()) != KEY_BYTES
+            or key.stat().st_mode & 0o077
+        ):
             why = f'its file "{key.name}" is damaged or open to others; remove the folder'
             raise PermissionError(errno.EACCES, why)
     except OSError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.support.samples import write_gguf
-from worker.commands.listing import header_text, printable, registry_text, size_text
+from worker.commands.listing import header_lines, printable, registry_text, size_text
 from worker.models import registry
 from worker.models.gguf.header import read_header
 
@@ -16,7 +16,7 @@ def test_a_header_as_text(tmp_path: Path) -> None:
     path = write_gguf(
         tmp_path / "m.gguf", overrides={"general.name": "evil\x1b[2J\nname", "x.long": "y" * 500}
     )
-    text = header_text(read_header(path))
+    text = "\n".join(header_lines(read_header(path)))
     lines = text.splitlines()
     assert "quantization      Q8_0" in lines
     assert "vocabulary        40" in lines

@@ -104,7 +104,7 @@ def _inspect(options: argparse.Namespace, _report: Reporter) -> None:
     from worker.commands import listing
     from worker.models.gguf.header import read_header
 
-    print(listing.header_text(read_header(options.file)))
+    print("\n".join(listing.header_lines(read_header(options.file))))
 
 
 def _list(options: argparse.Namespace, _report: Reporter) -> None:

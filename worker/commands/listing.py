@@ -14,11 +14,7 @@ from worker.models.stored import SHOWN_KEY, StoredModel
 LONGEST_VALUE = 72
 
 
-def header_text(header: GgufHeader) -> str:
-    return "\n".join(_header_lines(header))
-
-
-def _header_lines(header: GgufHeader) -> Iterator[str]:
+def header_lines(header: GgufHeader) -> Iterator[str]:
     facts: dict[str, Scalar | None] = {
         "file": str(header.path),
         "parts": len(header.parts),

@@ -121,18 +121,11 @@ run()
         env=_environment(settings),
         process_group=0,
     )
-    with _ended(process):
+    try:
         assert process.stderr is not None
         ready = _wait_until_ready(process.stderr, headers_of(settings))
         threading.Thread(target=process.stderr.read, daemon=True).start()  # empties the pipe
         yield ready["uri"], {key: ready[key] for key in ("model_ref", "device", "seconds")}
-
-
-@contextlib.contextmanager
-def _ended(process: subprocess.Popen[str]) -> Iterator[None]:
-    """End the process when the block ends."""
-    try:
-        yield
     finally:
         process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):

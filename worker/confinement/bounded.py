@@ -24,7 +24,7 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import IO, Literal
 
 from worker.confinement import seccomp
@@ -76,26 +76,22 @@ class BoundedProgram:
         """
         asking, answers = self._process.stdin, self._process.stdout
         assert asking is not None and answers is not None
-        with self._turn, self._gone_if_closed():
-            while select.select([answers], [], [], 0)[0]:
-                self._read(answers)  # the failure of a server between two requests
-                self._skip(asking, answers)
-            asking.write(_REQUEST.pack(seconds, len(request)))
-            left = memoryview(request)
-            while left:
-                left = left[asking.write(left) :]
-            how, answer = self._read(answers)
-            if how != _ANSWERED:
-                self._skip(asking, answers)
-                raise Ended("time" if how == _LATE else "death")
-        return answer
-
-    @contextlib.contextmanager
-    def _gone_if_closed(self) -> Iterator[None]:
         try:
-            yield
+            with self._turn:
+                while select.select([answers], [], [], 0)[0]:
+                    self._read(answers)  # the failure of a server between two requests
+                    self._skip(asking, answers)
+                asking.write(_REQUEST.pack(seconds, len(request)))
+                left = memoryview(request)
+                while left:
+                    left = left[asking.write(left) :]
+                how, answer = self._read(answers)
+                if how != _ANSWERED:
+                    self._skip(asking, answers)
+                    raise Ended("time" if how == _LATE else "death")
         except (BrokenPipeError, EOFError):
             raise Gone(f"the bounded program (process {self.pid}) has died") from None
+        return answer
 
     def _skip(self, asking: IO[bytes], answers: IO[bytes]) -> None:
         asking.write(self._mark)

@@ -87,21 +87,21 @@ def _serve(channel: SyncChannel, black_box: BlackBox) -> None:
         os._exit(0)  # the parent died before it sent its command
     configure(config.log_level, config.log_format, config.worker_id)
     library.log.listener = _forward_log
-    intake: Future[Intake] = Future()
+    takes_commands: Future[Intake] = Future()
     renderer()  # a program of its own, which the walls would not let start
     if config.projector is not None:
         decoder()
     walls = walls_for(config)
-    receiver = threading.Thread(target=_receive, args=(channel, intake), name="intake")
+    receiver = threading.Thread(target=_receive, args=(channel, takes_commands), name="intake")
     receiver.daemon = True
     receiver.start()
-    engine = start(config, walls, channel, black_box)
+    info, intake, loop, outbox = start(config, walls, channel, black_box)
     library.on_abort(partial(report_abort, channel, EngineCrashed, "llama.cpp gave up"))
     gc.collect()
     gc.freeze()  # excludes permanent objects from garbage collection between steps
-    channel.send([Ready(engine.info), engine.loop.stats()])
-    intake.set_result(engine.intake)
-    _run(engine.loop, engine.outbox, channel)
+    channel.send([Ready(info), loop.stats()])
+    takes_commands.set_result(intake)
+    _run(loop, outbox, channel)
 
 
 def _receive(channel: SyncChannel, intake: Future[Intake]) -> None:

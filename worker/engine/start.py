@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -59,16 +59,6 @@ log = get_logger()
 _PROGRESS_SECONDS = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class Engine:
-    """What serves requests once the start is over."""
-
-    info: EngineInfo
-    loop: Loop
-    intake: Intake
-    outbox: Outbox
-
-
 def walls_for(config: LoadModel) -> Walls:
     """The walls around an engine that serves this model."""
     settings = config.engine
@@ -80,8 +70,10 @@ def walls_for(config: LoadModel) -> Walls:
     return Walls(settings, files, folders, cache)
 
 
-def start(config: LoadModel, walls: Walls, channel: SyncChannel, black_box: BlackBox) -> Engine:
-    """Plan → load → residency proof → warm-up.
+def start(
+    config: LoadModel, walls: Walls, channel: SyncChannel, black_box: BlackBox
+) -> tuple[EngineInfo, Intake, Loop, Outbox]:
+    """Plan → load → residency proof → warm-up. Returns what serves requests then.
 
     Raises:
         WorkerError: the start failed; its exit code becomes the worker's.
@@ -217,7 +209,7 @@ def start(config: LoadModel, walls: Walls, channel: SyncChannel, black_box: Blac
     library.trim_heap()
     log.info("engine.confined", **{each.name: each.summary for each in info.walls})
     log.info("engine.loaded", device=info.device, seconds=info.load_seconds)
-    return Engine(info, loop, intake, outbox)
+    return info, intake, loop, outbox
 
 
 def report_abort(channel: SyncChannel, kind: type[WorkerError], what: str, message: str) -> None:

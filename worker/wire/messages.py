@@ -190,7 +190,8 @@ class TokenLogprob(Struct, frozen=True, array_like=True, gc=False):
 
 
 class Token(Message, frozen=True, gc=False):
-    """Text in whole characters, never empty, with the ids of all tokens since the last `Token`."""
+    """Text in whole characters with the ids of the tokens that begin in it. Either may be empty: of
+    text that was held back, and of what an engine repeats after a crash."""
 
     request_id: int
     text: str

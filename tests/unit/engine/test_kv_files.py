@@ -332,6 +332,12 @@ def test_a_key_that_is_damaged_or_known_to_others_is_refused_before_a_load(
         check_store(tmp_path)
 
 
+def test_a_key_that_is_a_pipe_holds_up_no_start(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / KEY_FILE, 0o600)
+    with pytest.raises(ConfigError, match='"key" is damaged'):
+        check_store(tmp_path)
+
+
 def test_a_store_that_has_become_unusable_costs_the_next_engine_only_the_store(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

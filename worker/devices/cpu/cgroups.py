@@ -66,7 +66,9 @@ def _mounts(root: Path) -> Iterator[tuple[int, frozenset[str], PurePosixPath, Pu
         fields, tail = before.split(), after.split()
         if len(fields) < 5 or not tail or tail[0] not in ("cgroup", "cgroup2"):
             continue
-        mount_root, point = (PurePosixPath(_unescape(field)) for field in fields[3:5])
+        # Spaces and the like are octal escapes.
+        paths = (_OCTAL.sub(lambda match: chr(int(match[1], 8)), each) for each in fields[3:5])
+        mount_root, point = map(PurePosixPath, paths)
         version = 2 if tail[0] == "cgroup2" else 1
         yield version, frozenset(tail[-1].split(",")), mount_root, point
 
@@ -131,8 +133,3 @@ def read(path: Path) -> str:
         return path.read_text("utf-8", "replace")
     except OSError:
         return ""
-
-
-def _unescape(path: str) -> str:
-    """Replace the octal escapes that mountinfo uses for spaces and the like."""
-    return _OCTAL.sub(lambda match: chr(int(match[1], 8)), path)
