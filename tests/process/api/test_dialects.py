@@ -319,6 +319,9 @@ CHATS: list[tuple[dict[str, Any], str]] = [
     ({"chat_template": "{{ messages }}"}, "chat_template"),
     ({"documents": [{"text": "a"}]}, "documents"),
     ({"echo": True}, "echo"),
+    ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
+    ({"regex": "a+"}, "regex"),
+    ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag"),
     ({"response_format": {"type": "json_schema"}}, "response_format"),
     (BOTH_ENDS, "add_generation_prompt"),
     ({"seed": "5"}, "seed"),
@@ -399,8 +402,8 @@ OLLAMAS: list[tuple[str, dict[str, Any], str]] = [
     ("/api/chat", {"options": {"temperature": 5000}}, "options.temperature"),
     ("/api/generate", {"images": ["aGk="]}, "images"),
     ("/api/generate", {"template": "{{ .Prompt }}"}, "template"),
-    ("/api/chat", {"_debug_render_only": True}, "debug_render_only is not honoured here"),
-    ("/api/generate", {"context": [1, 2]}, "context is not honoured here; send the conversation"),
+    ("/api/chat", {"_debug_render_only": True}, "debug_render_only is not supported"),
+    ("/api/generate", {"context": [1, 2]}, "context is not supported; send the conversation"),
     ("/api/generate", {"suffix": "b"}, "suffix"),
 ]
 GAP = {"input_prefix": "a", "input_suffix": "b"}
@@ -418,6 +421,7 @@ LLAMA_SERVERS: list[tuple[str, dict[str, Any], str]] = [
     ("/infill", GAP, "input_suffix"),
     ("/infill", GAP | {"input_extra": [{}]}, "input_extra[0].text"),
     ("/infill", {"input_suffix": "b"}, "input_prefix"),
+    ("/v1/embeddings", {"input": "a", "truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
 ]
 
 
@@ -429,6 +433,7 @@ LLAMA_SERVERS: list[tuple[str, dict[str, Any], str]] = [
         *(("/v1/responses", *row) for row in RESPONSES),
         *(("/v1/messages", *row) for row in MESSAGES),
         *(("/v1/messages/count_tokens", choosing(name), "tool_choice") for name in (None, "")),
+        ("/v1/messages/count_tokens", {"messages": user("a"), "thread": {}}, "thread"),
         *OLLAMAS,
         *LLAMA_SERVERS,
     ],

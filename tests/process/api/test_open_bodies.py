@@ -43,6 +43,7 @@ def content_of(answer: httpx.Response) -> str:
         ({"max_tokens": 32_000}, None),
         ({"max_tokens": -1, "repeat_penalty": 1.0, "cache_salt": "a"}, None),
         ({"model": "gpt-4o"}, None),
+        ({"truncate_prompt_tokens": -1, "regex": "", "structured_outputs": {}}, None),
         ({"unknown\r\nx-evil: 1": 1}, "unknown%0D%0Ax-evil%3A%201"),
         ({"größe": 1, "a,b": 1}, "gr%C3%B6%C3%9Fe, a%2Cb"),
     ],
@@ -126,6 +127,8 @@ REMOTE: Any = [
     {"type": "mcp_toolset", "mcp_server_name": "a"},
     {"type": "advisor_20260301", "name": "advisor", "model": "b"},
 ]
+OF_REMOTE: Any = {"type": "mcp_toolset_reference", "server_name": "a"}
+REMOTE_CHANGE: Any = {"role": "system", "content": [{"type": "tool_removal", "tool": OF_REMOTE}]}
 OLLAMAS: Any = {"prompt": "Hi", "stream": False, "options": {"num_predict": 1}}
 
 
@@ -153,6 +156,8 @@ OLLAMAS: Any = {"prompt": "Hi", "stream": False, "options": {"num_predict": 1}}
          "tools[].mcp_server_name, tools[].model, tools.mcp_toolset, tools.advisor_20260301"),
         ("/v1/messages", {"messages": SEARCHED_BY_TOOL, "max_tokens": 9},
          "messages.web_search_tool_result"),
+        ("/v1/messages", {"messages": [TOLD, REMOTE_CHANGE], "max_tokens": 9},
+         "messages.mcp_toolset_reference"),
         ("/v1/responses", {"input": [TOLD, {"type": "web_search_call", "status": "completed"}],
                            "max_output_tokens": 9}, "input.web_search_call"),
         ("/api/generate", {**OLLAMAS, "raw": True, "think": True}, "think"),

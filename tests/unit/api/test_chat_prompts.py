@@ -134,6 +134,12 @@ def test_a_reminder_for_one_turn_ends_with_that_turn(
     assert any(message.role == "system" for message in chat.messages) == (not follows)
 
 
+@pytest.mark.parametrize("system", ["", [], [{"type": "text", "text": ""}]], ids=str)
+def test_an_empty_system_prompt_is_no_message(system: Any) -> None:
+    chat = chat_of(PromptBody.model_validate({"system": system, "messages": [user("Hi")]}))
+    assert [message.role for message in chat.messages] == ["user"]
+
+
 def changing(kind: str, **tool: Any) -> dict[str, Any]:
     return {"role": "system", "content": [{"type": kind, "tool": tool}]}
 

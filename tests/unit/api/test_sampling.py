@@ -398,6 +398,9 @@ def test_what_the_web_uis_switches_mean() -> None:
         ("allowed_token_ids", [1], []),
         ("use_beam_search", True, False),
         ("include_stop_str_in_output", True, False),
+        ("repetition_detection", {"max_pattern_size": 4}, {}),
+        ("watermarking", True, False),
+        ("logits_processors", ["a"], []),
         ("num_beams", 2, 1),
     ],
 )
@@ -430,13 +433,14 @@ def test_a_response_has_the_forms_and_the_budget_of_a_chat(fields: dict[str, Any
 def test_an_item_updates_the_settings_of_a_response() -> None:
     schema = {"type": "json_schema", "name": "a", "schema": {"type": "object"}}
     updates: list[Any] = [
-        {"reasoning": {"effort": "low"}, "text": {"format": schema}},
+        {"reasoning": {"effort": "low"}, "text": {"format": schema, "verbosity": "low"}},
         {"reasoning": {"effort": "high"}},
     ]
     items = [{"type": "configuration_update", **update} for update in updates]
     asked = {"text": {"format": {"type": "json_object"}}, "reasoning": {"effort": "medium"}}
     found = OPEN[2].read(OPEN[2].body(input=[*USER, *items], **asked), STATE)
     assert found.input.reasoning.effort == "high" and len(found.input.messages) == 1
+    assert found.input.template_variables == {"verbosity": "low"}
     assert [form.path for form in found.formats] == ["input[1].text.format.schema"]
 
 

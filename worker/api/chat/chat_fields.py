@@ -17,7 +17,6 @@ from worker.api.chat.field_types import (
     TextOrMany,
     ToolName,
     needed_by,
-    refused,
 )
 from worker.api.chat.fields import BudgetFields
 from worker.api.chat.media import named_medium
@@ -34,7 +33,7 @@ from worker.api.chat.request import (
     Tool,
     ToolCall,
 )
-from worker.api.http.body import Flag, Item, JsonObject, Many, OpenBody
+from worker.api.http.body import Flag, Item, JsonObject, Many, OpenBody, Refused
 from worker.api.http.faults import fault, invalid, refusal, wrong
 from worker.settings import check_variables
 from worker.wire.work import Medium
@@ -164,9 +163,7 @@ class MessageFields(OpenBody):
     name: str | None = None
     tool_call_id: str | None = None
     tool_calls: Many[ToolCallFields] = Field((), max_length=MAX_CALLS)
-    function_call: Annotated[JsonObject, refused("send it in tool_calls")] = Field(
-        {}, description="not supported; use tool_calls"
-    )
+    function_call: Annotated[Any, Refused("send it in tool_calls")] = None
     reasoning_content: str | None = Field(
         None, validation_alias=AliasChoices("reasoning_content", "reasoning")
     )
@@ -279,9 +276,7 @@ class TemplateFields(OpenBody):
     chat_template_kwargs: JsonObject = Field(
         {}, max_length=64, description="variables for the chat template"
     )
-    chat_template: Annotated[str, refused("start the worker with --chat-template")] = Field(
-        "", description="not supported; see --chat-template"
-    )
+    chat_template: Annotated[Any, Refused("start the worker with --chat-template")] = None
 
     @field_validator("chat_template_kwargs")
     @classmethod
@@ -298,9 +293,9 @@ class ChatFields(TemplateFields):
     messages: Many[MessageFields] = Field(min_length=1, max_length=MAX_MESSAGES)
     tools: Many[ToolFields] = Field((), max_length=MAX_TOOLS)
     documents: Annotated[
-        tuple[Any, ...],
-        refused("put them into a message, or into chat_template_kwargs if the template reads them"),
-    ] = Field((), description="not supported; put them into a message")
+        Any,
+        Refused("put them into a message, or into chat_template_kwargs if the template reads them"),
+    ] = None
     add_generation_prompt: Flag | None = Field(
         None,
         description="whether the prompt opens an answer; default: yes, unless one is continued",

@@ -3,10 +3,10 @@ thread."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from worker.api.chat.sampling import TokenId
 from worker.api.http.body import Flag, Integer, Item, JsonObject, Many
@@ -75,15 +75,14 @@ def needed_by(fields: Mapping[str, str]) -> Any:
     return model_validator(mode="after")(check)
 
 
-def refused(instead: str) -> Any:
-    """A validator of a field that is only accepted if empty; `instead` says what to do."""
+def ignoring(kinds: Collection[str]) -> Any:
+    """A pydantic validator: of an object whose `type` is one of `kinds` only the type is read."""
 
-    def check(value: Any) -> Any:
-        if value:
-            raise wrong("unsupported", f"is not honoured here; {instead}")
-        return value
+    def check(cls: Any, value: Any) -> Any:
+        kind = value.get("type") if isinstance(value, dict) else None
+        return {"type": kind} if isinstance(kind, str) and kind in kinds else value
 
-    return AfterValidator(check)
+    return model_validator(mode="before")(check)
 
 
 Schema = TextOr[JsonObject]

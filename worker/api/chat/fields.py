@@ -32,7 +32,16 @@ from worker.api.chat.request import (
     ReasoningOptions,
 )
 from worker.api.chat.sampling import SamplingFields
-from worker.api.http.body import Flag, Integer, JsonObject, Many, Number, OpenBody, parse_json
+from worker.api.http.body import (
+    Flag,
+    Integer,
+    JsonObject,
+    Many,
+    Number,
+    OpenBody,
+    Refused,
+    parse_json,
+)
 from worker.api.http.state import AppState
 from worker.wire.adapters import MOST_SCALE
 from worker.wire.work import LineLimits, Prompt
@@ -66,6 +75,7 @@ class AdaptedBody(OpenBody):
         description="the only adapters to apply; if absent, the one that model names, else the "
         "default ones",
     )
+    truncate_prompt_tokens: Annotated[Any, Refused("send at most that many tokens", off=-1)] = None
 
 
 class OwnFields(AdaptedBody):
@@ -107,6 +117,7 @@ class StructuredOutputs(OpenBody):
     choice: Many[str] = ()
     grammar: str | None = None
     json_object: Flag = False
+    structural_tag: Annotated[Any, Refused("use one of the other fields")] = None
 
 
 class BudgetFields(OpenBody):
@@ -144,6 +155,8 @@ class ConstraintFields(OpenBody):
     guided_choice: Many[str] = ()
     guided_grammar: str | None = None
     structured_outputs: StructuredOutputs = StructuredOutputs.model_validate({})
+    regex: Annotated[Any, Refused("use guided_regex")] = None
+    ebnf: Annotated[Any, Refused("use grammar")] = None
 
     @property
     def formats(self) -> tuple[Format, ...]:

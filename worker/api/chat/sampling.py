@@ -6,7 +6,6 @@ else of the model's file, else llama.cpp's default. Pure functions, any thread.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import secrets
@@ -15,9 +14,9 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, create_model
+from pydantic import AliasChoices, BeforeValidator, Field, create_model
 
-from worker.api.http.body import Flag, Integer, Many, Number, OpenBody, parse_json
+from worker.api.http.body import Flag, Integer, Many, Number, OpenBody, Refused, parse_json
 from worker.api.http.faults import is_number, wrong
 from worker.api.http.state import AppState
 from worker.errors import InvalidRequest
@@ -102,22 +101,18 @@ def _banned(value: Any) -> Any:
     return [int(text) if _DIGITS.fullmatch(text) else text for text in texts]
 
 
-def _is_off(off: Any, value: Any) -> Any:
-    if value != off and value:
-        instead = f"leave it out, or turn it off with {json.dumps(off)}"
-        raise wrong("unsupported", f"is not supported; {instead}")
-    return value
-
-
-_OTHERS = {
+_OTHERS: dict[str, Any] = {
     **OTHERS,
     "banned_strings": [],
     "bad_words": [],
     "allowed_token_ids": [],
     "use_beam_search": False,
     "include_stop_str_in_output": False,
+    "repetition_detection": {},
+    "watermarking": False,
+    "logits_processors": [],
 }
-"""Fields of other servers that change the answer → the value that turns them off."""
+"""How other servers choose or end the text of an answer → the value that turns it off."""
 
 
 Order = Annotated[Many[str], BeforeValidator(_order, list[str] | str)]
@@ -159,10 +154,7 @@ else:
         __base__=OpenBody,
         **number_fields(is_open=True),
         **{
-            name: (
-                Annotated[Any, AfterValidator(partial(_is_off, off))],
-                Field(None, description=f"not supported: only {json.dumps(off)} is accepted"),
-            )
+            name: (Annotated[Any, Refused("leave it out", off)], None)
             for name, off in _OTHERS.items()
         },
     )

@@ -8,11 +8,13 @@ loop and, for large bodies, on a thread.
 
 from __future__ import annotations
 
+import json
 import re
 import string
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Annotated, Any, ClassVar, TypeVar
 
@@ -22,11 +24,12 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    GetCoreSchemaHandler,
     GetJsonSchemaHandler,
     ValidationError,
     model_validator,
 )
-from pydantic_core import CoreSchema
+from pydantic_core import CoreSchema, core_schema
 from starlette.requests import Request
 
 from worker.api.http.faults import faults_of, invalid, refusal, unknown_fields, wrong
@@ -85,6 +88,39 @@ JsonObject = dict[str, Any]
 Item = TypeVar("Item")
 Many = Annotated[tuple[Item, ...], Field(fail_fast=True)]
 """A list whose validation stops at its first fault, so that a hostile one has few errors."""
+
+
+@dataclass(eq=False, frozen=True, slots=True)  # `Annotated` would take False for an equal 0
+class Refused:
+    """In the type of a field that other servers have: it would change what an answer means, and
+    cannot be honoured. So it is refused unless its value is empty or `off`, which asks for nothing.
+
+    Fields that change no meaning need no declaration: unknown ones are ignored by name.
+    """
+
+    instead: str
+    """What to do instead, for the error."""
+    off: object = None
+
+    @property
+    def _advice(self) -> str:
+        turned_off = f", or turn it off with {json.dumps(self.off)}"
+        return self.instead + turned_off * (self.off is not None)
+
+    def _check(self, value: Any) -> Any:
+        if value and value != self.off:
+            raise wrong("unsupported", f"is not supported; {self._advice}")
+        return value
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, core: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return {**handler(core), "description": f"not supported; {self._advice}"}
 
 
 class _Object(BaseModel):

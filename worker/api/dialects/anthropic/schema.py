@@ -6,12 +6,20 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 from pydantic import Field, field_validator, model_validator
 
 from worker.api.chat.chat_fields import MAX_MESSAGES, MAX_TOOLS, TemplateFields
-from worker.api.chat.field_types import ModelName, Stops, TextOr, TextOrMany, ToolName, needed_by
+from worker.api.chat.field_types import (
+    ModelName,
+    Stops,
+    TextOr,
+    TextOrMany,
+    ToolName,
+    ignoring,
+    needed_by,
+)
 from worker.api.chat.fields import OwnFields
 from worker.api.chat.media import medium_of, named_medium
 from worker.api.chat.prompt import content_joined
@@ -48,20 +56,20 @@ class Source(OpenBody):
     content: TextOrMany[PlainText] = ""
 
 
-IGNORED_BLOCKS = frozenset(
-    ("server_tool_use", "web_search_tool_result", "tool_search_tool_result")
-    + ("mcp_tool_listing", "fallback")
-)
+IgnoredBlock = Literal[
+    "server_tool_use", "web_search_tool_result", "tool_search_tool_result", "mcp_tool_listing",
+    "fallback",
+]  # fmt: skip
 """Blocks in which no model here can read anything: calls of Anthropic's own tools, encrypted
 results of its web search, tools that it found or listed, and marks of a change of models."""
+IGNORED_BLOCKS = frozenset(get_args(IgnoredBlock))
 
 
 class TextBlock(OpenBody):
     type: Literal[
         "text", "image", "document", "search_result",
         "thinking", "redacted_thinking", "tool_use", "tool_result",
-        "tool_reference", "server_tool_use", "web_search_tool_result", "tool_search_tool_result",
-        "mcp_tool_listing", "fallback", "tool_addition", "tool_removal",
+        "tool_reference", "tool_addition", "tool_removal", IgnoredBlock,
     ] = Field(description=f"ignored are {', '.join(sorted(IGNORED_BLOCKS))}")  # fmt: skip
     text: str = ""
     source: TextOr[Source] | None = Field(None, description="of a search_result: a string")
@@ -70,13 +78,8 @@ class TextBlock(OpenBody):
     tool_name: str = Field("", description="of a tool_reference: the text that replaces it")
     content: TextOrMany[PlainText] = Field("", description="of a search_result: its text")
 
+    _ignores = ignoring(IGNORED_BLOCKS)
     _has_source = needed_by({"image": "source", "document": "source"})
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_the_ignored(cls, value: Any) -> Any:
-        kind = value.get("type") if isinstance(value, dict) else None
-        return {"type": kind} if isinstance(kind, str) and kind in IGNORED_BLOCKS else value
 
 
 TextContent = TextOrMany[TextBlock]
@@ -105,19 +108,21 @@ class ToolFields(OpenBody):
     _is_named = needed_by({"custom": "name"})
 
 
-_REMOTE_CHANGES = frozenset({"mcp_tool_reference", "mcp_toolset_reference"})
+RemoteTool = Literal["mcp_tool_reference", "mcp_toolset_reference"]
+_REMOTE_CHANGES = frozenset(get_args(RemoteTool))
 _IGNORED_KINDS = IGNORED_BLOCKS | _REMOTE_CHANGES
 
 
 class ToolChange(OpenBody):
     """The tool that a block adds or removes."""
 
-    type: Literal[
-        "tool_reference", "tool_definition", "mcp_tool_reference", "mcp_toolset_reference"
-    ] = Field(description="those of MCP are ignored, like tools that Anthropic itself runs")
+    type: Literal["tool_reference", "tool_definition", RemoteTool] = Field(
+        description="those of MCP are ignored, like tools that Anthropic itself runs"
+    )
     name: ToolName = ""
     definition: ToolFields | None = None
 
+    _ignores = ignoring(_REMOTE_CHANGES)
     _is_named = needed_by({"tool_reference": "name", "tool_definition": "definition"})
 
 
@@ -206,6 +211,7 @@ class PromptBody(TemplateFields):
     output_format: OutputFormat | None = Field(
         None, description="older name of output_config.format; ignored if both are set"
     )
+    thread: Any = Field(None, description="not supported: nothing is stored")
 
     @property
     def formats(self) -> tuple[JsonSchema, ...]:
@@ -242,21 +248,10 @@ class MessagesBody(PromptBody, SamplingFields, OwnFields):
 
     max_tokens: Integer = Field(ge=1, description="the most tokens to generate")
     stop_sequences: Stops = ()
-    thread: Any = Field(None, description="not supported: nothing is stored")
 
 
 def read(body: MessagesBody, state: AppState) -> Generate:
-    """
-    Raises:
-        InvalidRequest: there are too many messages and tool results, or the body continues a
-            stored thread.
-    """
-    if body.thread is not None:
-        what = "is not honoured: nothing is stored; send the whole conversation without it"
-        refused = refusal("thread", "unsupported", what)
-        # With this code, Anthropic's tool runners do that themselves.
-        refused.details["error_code"] = "thread_unsupported_request"
-        raise refused
+    """Raises as `chat_of`."""
     return Generate(
         input=chat_of(body),
         sampling=body.sampling(state),
@@ -314,10 +309,17 @@ def chat_of(body: PromptBody) -> Chat:
     """Convert the messages. If the last one is the assistant's, the answer continues it.
 
     Raises:
-        InvalidRequest: there are too many messages and tool results, or a picture or document is
-            not supported.
+        InvalidRequest: the body continues a stored thread, there are too many messages and tool
+            results, or a picture or document is not supported.
     """
-    system = [Message("system", _content(body.system, "system"))] if body.system else []
+    if body.thread is not None:
+        what = "is not honoured: nothing is stored; send the whole conversation without it"
+        refused = refusal("thread", "unsupported", what)
+        # With this code, Anthropic's tool runners do that themselves.
+        refused.details["error_code"] = "thread_unsupported_request"
+        raise refused
+    content = _content(body.system or "", "system")
+    system = [Message("system", content)] if content else []
     last = max((i for i, each in enumerate(body.messages) if each.role == "user"), default=-1)
     placed = (
         (f"messages[{index}].content", each)

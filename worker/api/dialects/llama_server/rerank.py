@@ -8,9 +8,9 @@ from typing import Annotated, Any
 from pydantic import Field
 from starlette.requests import Request
 
-from worker.api.chat.field_types import TextOr, refused
+from worker.api.chat.field_types import TextOr
 from worker.api.chat.fields import AdaptedBody
-from worker.api.http.body import Flag, Integer, Many, OpenBody, name_ignored, read
+from worker.api.http.body import Flag, Integer, Many, OpenBody, Refused, name_ignored, read
 from worker.api.http.faults import refusal
 from worker.api.http.operation import Operation
 from worker.api.http.state import AppState
@@ -34,9 +34,7 @@ class RerankBody(AdaptedBody):
     documents: Documents | None = None
     texts: Documents | None = None
     top_n: Integer | None = Field(None, ge=1, description="return only this many; default: all")
-    instruction: Annotated[str, refused("put it into the query")] = Field(
-        "", description="not supported; put it into the query"
-    )
+    instruction: Annotated[Any, Refused("put it into the query")] = None
     return_documents: Flag = Field(False, description="return the text of each document")
     return_text: Flag = Field(False, description="the same, for texts")
 

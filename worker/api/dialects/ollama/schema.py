@@ -17,14 +17,13 @@ from worker.api.chat.field_types import (
     ModelName,
     Stops,
     TopLogprobs,
-    refused,
 )
 from worker.api.chat.fields import OwnFields
 from worker.api.chat.media import MAX_MEDIA, medium_of, named_medium
 from worker.api.chat.request import Chat, Content, Generate, JsonSchema, Message, ReasoningOptions
 from worker.api.chat.sampling import LLAMA_CPP_WINDOW, SamplingFields
 from worker.api.dialects.ollama.naming import now, served, tagged
-from worker.api.http.body import Flag, Integer, JsonObject, Many
+from worker.api.http.body import Flag, Integer, JsonObject, Many, Refused
 from worker.api.http.faults import refusal
 from worker.api.http.state import AppState
 from worker.wire.work import InfillPrompt, Prompt
@@ -80,9 +79,9 @@ class GenerationBody(OwnFields):
     options: Options = Field(default_factory=lambda: Options.model_validate({}))
     logprobs: Flag = Field(False, description="report log-probabilities of the answer's tokens")
     top_logprobs: TopLogprobs = Field(0, description="alternatives to report per token")
-    template: Annotated[str, refused("leave it out")] = Field("", description="not supported")
-    debug_render_only: Annotated[Flag, refused("use /apply-template")] = Field(
-        False, validation_alias="_debug_render_only", description="not supported"
+    template: Annotated[Any, Refused("leave it out")] = None
+    debug_render_only: Annotated[Any, Refused("use /apply-template")] = Field(
+        None, validation_alias="_debug_render_only"
     )
 
     @property
@@ -131,9 +130,7 @@ class GenerateBody(GenerationBody):
     system: str = Field("", description="a system message")
     raw: Flag = Field(False, description="do not apply the chat template to the prompt")
     images: Images = ()
-    context: Annotated[tuple[Any, ...], refused("send the conversation to /api/chat")] = Field(
-        (), description="not supported; send the conversation to /api/chat"
-    )
+    context: Annotated[Any, Refused("send the conversation to /api/chat")] = None
 
 
 def read_chat(body: ChatBody, state: AppState) -> Generate | ModelOnly:

@@ -12,11 +12,11 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from worker.api.chat.chat_fields import ReasoningChatFields
-from worker.api.chat.field_types import ANY_OBJECT, TopLogprobs, refused
+from worker.api.chat.field_types import ANY_OBJECT, TopLogprobs
 from worker.api.chat.fields import GenerationFields
 from worker.api.chat.prompt_fields import MAX_PROMPTS, prompts_of, prompts_of_at_most
 from worker.api.chat.request import Chat, Format, Generate, JsonSchema
-from worker.api.http.body import Flag, Integer, JsonObject, Many, OpenBody
+from worker.api.http.body import Flag, Integer, JsonObject, Many, OpenBody, Refused
 from worker.api.http.faults import refusal, wrong
 from worker.api.http.state import AppState
 from worker.wire.work import InfillPrompt, MarkedPrompt, MixedTokens, Prompt
@@ -78,12 +78,8 @@ class ChatBody(FormatFields, ReasoningChatFields):
         None, description="none: keep reasoning in content; else move it to reasoning_content"
     )
     include_reasoning: Flag = Field(True, description="false: the answer has no reasoning_content")
-    functions: Annotated[tuple[Any, ...], refused("send them as tools")] = Field(
-        (), description="not supported; use tools"
-    )
-    echo: Annotated[Flag, refused("the last message is in the request")] = Field(
-        False, description="not supported"
-    )
+    functions: Annotated[Any, Refused("send them as tools")] = None
+    echo: Annotated[Any, Refused("the last message is in the request")] = None
 
     @field_validator("max_tokens")
     @classmethod
@@ -110,9 +106,7 @@ class CompletionBody(FormatFields):
     suffix: str | None = Field(
         None, description="the text after the answer; needs a model with fill-in-the-middle tokens"
     )
-    prompt_embeds: Annotated[Any, refused("send the prompt as text or tokens")] = Field(
-        None, description="not supported"
-    )
+    prompt_embeds: Annotated[Any, Refused("send the prompt as text or tokens")] = None
 
     default_tokens = 16
     """OpenAI's default of `max_tokens`."""

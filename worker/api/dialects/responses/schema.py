@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
@@ -28,14 +28,15 @@ from worker.api.chat.field_types import (
     TextOrList,
     ToolName,
     TopLogprobs,
+    ignoring,
     needed_by,
-    refused,
 )
 from worker.api.chat.fields import BudgetFields, ConstraintFields, OwnFields
 from worker.api.chat.prompt import content_joined
 from worker.api.chat.request import (
     INPUT,
     Chat,
+    Format,
     Generate,
     JsonSchema,
     Message,
@@ -47,8 +48,8 @@ from worker.api.chat.request import (
     ToolCall,
 )
 from worker.api.chat.sampling import SamplingFields
-from worker.api.http.body import Flag, Integer, JsonObject, Many, OpenBody
-from worker.api.http.faults import fault, invalid, refusal, wrong
+from worker.api.http.body import Flag, Integer, JsonObject, Many, OpenBody, Refused
+from worker.api.http.faults import refusal, wrong
 from worker.api.http.state import AppState
 
 
@@ -57,8 +58,9 @@ class Thought(OpenBody):
     text: str = ""
 
 
-_IGNORED_ITEMS = frozenset({"web_search_call", "tool_search_call", "mcp_list_tools"})
+IgnoredItem = Literal["web_search_call", "tool_search_call", "mcp_list_tools"]
 """Items of OpenAI's own tools, which contain nothing that a model here could use."""
+_IGNORED_ITEMS = frozenset(get_args(IgnoredItem))
 _UPDATE = "configuration_update"
 _SETTING_ITEMS = frozenset({"additional_tools", "tool_search_output", _UPDATE})
 """Items without words of the conversation: their tools and settings are added to the body's."""
@@ -156,6 +158,12 @@ class TextFormat(OpenBody):
 
     _has_schema = needed_by({"json_schema": "schema_"})
 
+    def formats(self, path: str) -> tuple[JsonSchema, ...]:
+        """The forms that it asks for; `path` is this object's path in the request."""
+        if self.type == "json_schema":
+            return (JsonSchema(self.schema_, f"{path}.schema", self.strict is True),)
+        return (JsonSchema(ANY_OBJECT, path),) if self.type == "json_object" else ()
+
     @property
     def in_answer(self) -> JsonObject:
         """The format as an answer repeats it; OpenAI's SDK requires all fields of a schema."""
@@ -180,12 +188,11 @@ class InputItem(OpenBody):
     type: Literal[
         "message", "function_call", "function_call_output", "custom_tool_call",
         "custom_tool_call_output", "reasoning", "additional_tools", "tool_search_output",
-        "web_search_call", "tool_search_call", "mcp_list_tools", "item_reference", "compaction",
+        IgnoredItem, "item_reference", "compaction",
     ] = Field(
         "message",
-        description="web_search_call, tool_search_call and mcp_list_tools are ignored; "
-        "item_reference is refused because nothing is stored, compaction because only OpenAI can "
-        "read it",
+        description=f"ignored are {', '.join(sorted(_IGNORED_ITEMS))}; item_reference is refused "
+        "because nothing is stored, compaction because only OpenAI can read it",
     )  # fmt: skip
     id: str | None = Field(None, description="of an earlier answer's item; without effect here")
     status: str | None = Field(None, description="of an earlier answer's item; without effect here")
@@ -202,13 +209,8 @@ class InputItem(OpenBody):
         (), max_length=MAX_TOOLS, description="of additional_tools and tool_search_output"
     )
 
+    _ignores = ignoring(_IGNORED_ITEMS)
     _is_named = needed_by({"function_call": "name", "custom_tool_call": "name"})
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_the_ignored(cls, value: Any) -> Any:
-        kind = value.get("type") if isinstance(value, dict) else None
-        return {"type": kind} if isinstance(kind, str) and kind in _IGNORED_ITEMS else value
 
     @model_validator(mode="after")
     def _is_readable(self) -> Self:
@@ -268,15 +270,14 @@ class ToolChoice(OpenBody):
 
 LOGPROBS = "message.output_text.logprobs"
 MAX_INCLUDED = 64
+Stored = Annotated[Any, Refused("nothing is stored: send the whole input")]
 
 
 class ResponsesBody(TemplateFields, ConstraintFields, SamplingFields, OwnFields, BudgetFields):
     """A chat, and how to answer it."""
 
     input: TextOrList[Items]
-    previous_input_messages: Annotated[tuple[Any, ...], refused("send them as input")] = Field(
-        (), description="not supported; send them as input"
-    )
+    previous_input_messages: Annotated[Any, Refused("send them as input")] = None
     instructions: str | None = Field(None, description="a system message, before the input")
     max_output_tokens: Integer | None = Field(None, ge=1, description="the most tokens to generate")
     stop: Stops = ()
@@ -292,29 +293,38 @@ class ResponsesBody(TemplateFields, ConstraintFields, SamplingFields, OwnFields,
         0, description="report log-probabilities of tokens and of this many alternatives; 0: none"
     )
     metadata: JsonObject = Field({}, max_length=16, description="repeated in the answer")
-    previous_response_id: str | None = Field(None, description="not supported: nothing is stored")
-    conversation: Any = Field(None, description="not supported: nothing is stored")
-    prompt: Any = Field(None, description="not supported: nothing is stored")
+    previous_response_id: Stored = None
+    conversation: Stored = None
+    prompt: Stored = None
 
     @property
     def items(self) -> tuple[InputItem | SettingsItem, ...]:
         return () if isinstance(self.input, str) else self.input
 
     @property
-    def effort(self) -> str | None:
-        """That of the last item that sets one, else the body's."""
-        updates = [item for item in reversed(self.items) if isinstance(item, SettingsItem)]
-        return next(
-            filter(None, (each.reasoning.effort for each in updates)), self.reasoning.effort
-        )
+    def settings(self) -> Iterator[tuple[str, SettingsItem | ResponsesBody]]:
+        """The items with settings, the last one first, and then the body; each after the prefix of
+        its fields' paths. The first that has a setting decides it."""
+        for index, item in reversed(list(enumerate(self.items))):
+            if isinstance(item, SettingsItem):
+                yield f"input[{index}].", item
+        yield "", self
 
     @property
-    def text_format(self) -> tuple[str, TextFormat | None]:
-        """The format of the last item that sets one, else the body's; with its path."""
-        for index, item in reversed(list(enumerate(self.items))):
-            if isinstance(item, SettingsItem) and item.text.format is not None:
-                return f"input[{index}].text.format", item.text.format
-        return "text.format", self.text.format
+    def effort(self) -> str | None:
+        return next(filter(None, (each.reasoning.effort for _, each in self.settings)), None)
+
+    @property
+    def verbosity(self) -> str | None:
+        return next(filter(None, (each.text.verbosity for _, each in self.settings)), None)
+
+    @property
+    def formats(self) -> tuple[Format, ...]:
+        """The format of its `text`, before those of other servers' fields."""
+        for prefix, each in self.settings:
+            if (form := each.text.format) is not None:
+                return (*form.formats(f"{prefix}text.format"), *super().formats)
+        return super().formats
 
     @property
     def lists_of_tools(self) -> Iterator[tuple[str, Many[ResponseTool]]]:
@@ -338,7 +348,7 @@ def read(body: ResponsesBody, state: AppState) -> Generate:
         input=chat_of(body),
         sampling=body.sampling(state, body.logprobs),
         max_tokens=body.max_output_tokens,
-        formats=(*_formats_of(*body.text_format), *body.formats),
+        formats=body.formats,
         stop=body.stop,
         ignored=(
             *(
@@ -363,15 +373,10 @@ def chat_of(body: ResponsesBody) -> Chat:
     Raises:
         InvalidRequest: the body refers to something stored, or has nothing that a model can read.
     """
-    stored = ("previous_response_id", "conversation", "prompt")
-    if named := [name for name in stored if getattr(body, name) is not None]:
-        what = "is not honoured: nothing is stored; send the whole input"
-        raise invalid([fault(name, "unsupported", f"{name} {what}") for name in named])
     if (kinds := _kinds(body)) and kinds <= _IGNORED_ITEMS | _SETTING_ITEMS:
         what = f"must have an item besides {' and '.join(sorted(kinds))}, which models cannot read"
         raise refusal("input", "minItems", what)
-    verbosity = body.text.verbosity
-    variables = {} if verbosity is None else {"verbosity": verbosity}
+    variables = {"verbosity": body.verbosity} if body.verbosity else {}
     tools = list(_tools_of(body))
     if len(tools) > MAX_TOOLS:
         what = f"must be at most {MAX_TOOLS}, including each tool of a namespace"
@@ -445,13 +450,3 @@ def _messages(body: ResponsesBody) -> list[Message]:
                 summary = "\n".join(thought.text for thought in item.summary)
                 messages.append(Message("assistant", reasoning=text or summary))
     return messages
-
-
-def _formats_of(path: str, form: TextFormat | None) -> tuple[JsonSchema, ...]:
-    match form:
-        case TextFormat(type="json_schema"):
-            return (JsonSchema(form.schema_, f"{path}.schema", form.strict is True),)
-        case TextFormat(type="json_object"):
-            return (JsonSchema(ANY_OBJECT, path),)
-        case _:
-            return ()
