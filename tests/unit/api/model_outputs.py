@@ -69,6 +69,12 @@ CASES = [
         calls=TWO,
     ),
     Case(
+        "MiniMax-M1",
+        '<tool_calls>\n{"name": "special", "arguments": {"arg1": 1}}\n'
+        '{"name": "special_2", "arguments": {"arg1": 1, "arg2": 2}}\n</tool_calls>',
+        calls=TWO,
+    ),
+    Case(
         "Qwen-QwQ-32B",
         "Hm.\n</think>\nThe answer is 42.",
         "The answer is 42.",

@@ -6,9 +6,10 @@ sum.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Literal
 
 import pydantic_core
@@ -167,13 +168,11 @@ class Choice:
     def _assign_scores(self, delta: Text) -> None:
         """Add log-probabilities to the text block that their tokens wrote. Those of marks,
         reasoning, calls and the end belong to no block."""
+        self._undecided += delta.logprobs
         if delta.text:
-            scores = self.blocks[-1].scores
-            scores += _within(delta.text, self._undecided)
-            scores += delta.logprobs
-            self._undecided.clear()
-        else:
-            self._undecided += delta.logprobs
+            first, end = _span(delta.text.encode(), self._undecided)
+            self.blocks[-1].scores += self._undecided[first:end]
+            del self._undecided[:end]
 
     def forget_scores(self) -> None:
         """Free those that were sent, the answer's one by one: many at once would block others."""
@@ -218,14 +217,15 @@ class Choice:
         return is_in_call and self.finished.stop_reason != "EOS"
 
 
-def _within(text: str, scores: Sequence[TokenLogprob]) -> Sequence[TokenLogprob]:
-    """The longest suffix of the tokens whose pieces, joined, are in the text: no mark before it."""
-    shown = text.encode()
-
-    def is_shown(first: int) -> bool:
-        return b"".join(each.piece for each in scores[first:]) in shown
-
-    return scores[bisect_left(range(len(scores)), True, key=is_shown) :]
+def _span(shown: bytes, scores: Sequence[TokenLogprob]) -> tuple[int, int]:
+    """The first of the tokens that wrote a text, and their end: a mark may be before them, and text
+    that is still withheld behind them."""
+    ends = [0, *accumulate(len(each.piece) for each in scores)]
+    joined = b"".join(each.piece for each in scores)
+    at = joined.find(shown)
+    if at == 0 or (at > 0 and not joined.endswith(shown)):
+        return bisect_right(ends, at) - 1, bisect_left(ends, at + len(shown))
+    return bisect_left(ends, True, key=lambda at: joined[at:] in shown), len(scores)
 
 
 def _scored(deltas: list[Delta], logprobs: tuple[TokenLogprob, ...]) -> list[Delta]:

@@ -81,7 +81,7 @@ def value(source: Source, give: Give, grow: Grow | None = None) -> Steps[bool]:
         else:
             word = yield from source.run_of(WORD)
             if source.at == len(source.text):  # cut off
-                give(word)
+                give(_cut_word(word))
                 return False
             give(strict_word(word))
         if depth <= 0:
@@ -129,6 +129,13 @@ def strict_word(word: str) -> str:
     if is_number or word in PYTHON_WORDS.values():
         return word
     return PYTHON_WORDS.get(word) or to_json(word)
+
+
+def _cut_word(word: str) -> str:
+    """The beginning of a bare word as the beginning of a value: a string's, if no other fits."""
+    is_number = any(map(_NUMBER.fullmatch, (word, word + "0")))
+    is_begun = is_number or any(each.startswith(word) for each in PYTHON_WORDS.values())
+    return word if is_begun else to_json(word)[:-1]
 
 
 def read_input(source: Source, give: Give) -> Steps[None]:

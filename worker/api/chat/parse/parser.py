@@ -130,11 +130,8 @@ class AnswerParser:
 
     def finish(self, *, is_cut: bool = False) -> list[Delta]:
         """The deltas that were withheld. `is_cut`: a limit or a stop ended the text, perhaps within
-        the end mark of reasoning."""
-        source, end = self._source, marks_of(self._thinking.end)
-        source.is_cut = is_cut
-        if is_cut and self.is_reasoning:
-            source.text = source.text[: end.begun(source.text, source.at)]
+        a mark."""
+        self._source.is_cut = is_cut
         return self._read("", final=True)
 
     def _read(self, text: str, *, final: bool = False) -> list[Delta]:
@@ -156,7 +153,9 @@ class AnswerParser:
             if not mark and not is_bare and (yield from source.peek()):
                 deltas.text(blank)
                 blank, has_text = "", True
-                mark = yield from source.until(self._in_text, deltas.text, deltas.grow_text)
+                mark = yield from source.until(
+                    self._in_text, deltas.text, deltas.grow_text, keeps_begun=True
+                )
             if is_bare or mark in marks.gaps:
                 raw = blank + source.take(marks.gaps.get(mark, ""))
                 blank, at_edge = yield from self._section(raw, is_bare=is_bare)
@@ -169,17 +168,15 @@ class AnswerParser:
                 deltas.text(blank)
             blank, at_edge = "", True
             if mark in marks.reasoning_begins and (self._thinking.anywhere or not has_text):
-                self._drop(mark)
-                yield from self._think()
+                yield from self._think(mark)
                 has_thought = True
             elif mark in marks.reasoning_ends and not has_text:
-                self._drop(mark)
-                yield from source.drop(self._thinking.pads[2])
+                yield from self._drop(mark, self._thinking.pads[2])
                 has_thought = True
             elif mark in marks.frames:
-                self._drop(mark)
+                yield from self._drop(mark)
             elif mark in marks.wrap_begins and has_thought and not has_text:
-                self._drop(mark)
+                yield from self._drop(mark)
                 is_wrapped = True
             elif mark in marks.wrap_ends and is_wrapped and (yield from self._is_last(mark)):
                 return
@@ -187,9 +184,14 @@ class AnswerParser:
                 deltas.text(source.take(mark))
                 at_edge, has_text = False, True
 
-    def _drop(self, mark: str) -> None:
-        self._source.take(mark)
-        self._deltas.n_prompt_chars = 0
+    def _drop(self, mark: str, pad: str = "") -> Steps[None]:
+        """Drop a mark, the prompt's white space after it, and the rest of its pad."""
+        source, deltas = self._source, self._deltas
+        source.take(mark)
+        n_blanks = max(deltas.n_prompt_chars - len(mark), 0)
+        source.take_to(source.at + n_blanks)
+        deltas.n_prompt_chars = 0
+        yield from source.drop(pad[n_blanks:])
 
     def _is_last(self, mark: str) -> Steps[bool]:
         """Whether only white space follows the mark here."""
@@ -199,15 +201,14 @@ class AnswerParser:
                 return True
         return False
 
-    def _think(self) -> Steps[None]:
+    def _think(self, mark: str) -> Steps[None]:
         after_begin, before_end, after_end = self._thinking.pads
         self.is_reasoning = True
-        yield from self._source.drop(after_begin)
+        yield from self._drop(mark, after_begin)
         ends = marks_of(before_end + self._thinking.end, self._thinking.end)
         if end := (yield from self._source.until(ends, self._deltas.reasoning, Reasoning)):
-            self._source.take(end)
             self.is_reasoning = False
-            yield from self._source.drop(after_end)
+            yield from self._drop(end, after_end)
 
     def _section(self, raw: str, *, is_bare: bool = False) -> Steps[tuple[str, bool]]:
         """Read the calls that begin here; `raw` is the text before them that was taken already.
@@ -216,15 +217,16 @@ class AnswerParser:
         anything that is neither a call nor a separator of calls.
         """
         source, deltas = self._source, self._deltas
-        n_before = deltas.n_calls
+        n_before, is_open = deltas.n_calls, True
         while True:
             raw += yield from source.run_of(BLANK)
             mark = yield from source.here(self._marks.in_section)
             if mark in self._calls.closes and deltas.n_calls > n_before:
                 source.take(mark)
-                raw = ""
+                raw, is_open = "", False
             elif mark and mark not in self._marks.around:
                 raw += source.take(mark)
+                is_open = True
             elif mark:
                 break
             else:
@@ -233,7 +235,7 @@ class AnswerParser:
                 taken = source.forget()
                 if not is_call:
                     follows = deltas.n_calls > n_before
-                    raw = self._after_call(raw, taken) if follows else raw + taken
+                    raw = self._after_call(raw, taken, is_open) if follows else raw + taken
                     break
                 raw = ""
         is_blank = not raw.strip()
@@ -244,9 +246,10 @@ class AnswerParser:
         deltas.text(raw)
         return "", False
 
-    def _after_call(self, marks: str, taken: str) -> str:
+    def _after_call(self, marks: str, taken: str, is_open: bool) -> str:
         """The text after a call, of which a part was taken, without the beginning of a mark or of
-        another call that a limit or a stop cut off. `marks` are those before it."""
+        another call that a limit or a stop cut off. `marks` are those before it; `is_open`: none of
+        them ends the section."""
         source, begins = self._source, self._calls.begins
         if not source.is_cut:
             return marks + taken
@@ -256,7 +259,7 @@ class AnswerParser:
             self._marks.in_section,
             headers if is_marked else [each for each in headers if each.parts[0] in begins],
         )
-        is_call = is_marked or taken.startswith(begins)
+        is_call = is_marked or taken.startswith(begins) or (is_open and taken != "")
         return "" if is_call and source.at == len(source.text) else marks + taken
 
     def _call(self, is_bare: bool) -> Steps[bool]:

@@ -202,15 +202,22 @@ class Source:
         ):
             self.take_to(len(text))
 
-    def until(self, marks: Marks, give: Give, grow: Grow | None = None) -> Steps[str]:
+    def until(
+        self, marks: Marks, give: Give, grow: Grow | None = None, *, keeps_begun: bool = False
+    ) -> Steps[str]:
         """Take the text before the next mark, and pass it to `give`. Returns the mark, not taken,
         or "" at the end.
 
-        With `grow`, each part of the text that `give` receives is a delta.
+        With `grow`, each part of the text that `give` receives is a delta. `keeps_begun`: what
+        begins a mark is text, too, if a limit or a stop cut it off.
         """
         flow = (marks.plain, grow) if grow is not None else None
         while True:
-            begun = len(self.text) if self.ended else marks.begun(self.text, self.at)
+            begun = len(self.text)
+            if not self.ended:
+                begun = marks.begun(self.text, self.at)
+            elif self.is_cut and not keeps_begun:  # white space is no sign of a mark
+                begun = end_of(BLANK, self.text, marks.begun(self.text, self.at))
             found = marks.pattern.search(self.text, self.at)
             if found is not None and found.start() < begun:
                 if found.start() > self.at:
@@ -221,7 +228,8 @@ class Source:
             self.flow = flow
             has_more = yield from self.more()
             self.flow = None
-            if not has_more and self.at == len(self.text):
+            if not has_more:
+                self.take_to(len(self.text))
                 return ""
 
     def here(self, marks: Marks) -> Steps[str]:
