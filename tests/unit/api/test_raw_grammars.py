@@ -19,7 +19,6 @@ from tests.support import clock
 from tests.support.byte_walk import accepts, answer, byte_tokenizer
 from worker.api.chat.constrain import sizes
 from worker.api.chat.constrain.constrain import constrain
-from worker.api.chat.custom import custom_tool
 from worker.api.chat.request import (
     Choices,
     Expression,
@@ -29,6 +28,7 @@ from worker.api.chat.request import (
     JsonSchema,
     TextForm,
     Tool,
+    custom_tool,
 )
 from worker.api.http.faults import Fault
 from worker.errors import InvalidRequest

@@ -24,7 +24,6 @@ from tests.support.scripted_api import ScriptedWorker, of
 from tests.support.sse import parse as parse_sse
 from worker.api.chat.answer import Answer
 from worker.api.chat.choice import Choice
-from worker.api.chat.delta import Text
 from worker.api.chat.inference import inference_of
 from worker.api.chat.request import Generate
 from worker.api.chat.run import _streamed
@@ -467,20 +466,20 @@ def sent_to(asked: Generate, events: list[StreamEvent]) -> list[StreamEvent]:
 def test_an_assembled_stream_is_the_whole_answer(name: str, frames: list[Frame]) -> None:
     client = CLIENTS[name]
     answer = answer_of(client)
-    scores: list[tuple[Choice, Any, list[Text]]] = []
+    scores: list[tuple[Choice, Any, list[TokenLogprob]]] = []
     forget = Choice.forget_scores
 
     def kept(choice: Choice) -> None:
-        scores.append((choice, choice.prompt_logprobs, list(choice.scored)))
+        scores.append((choice, choice.prompt_logprobs, list(choice.logprobs)))
         forget(choice)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Choice, "forget_scores", kept)
         stream = b"".join(streamed(answer, frames))
-    assert not any(choice.scored for choice in answer.choices), "what was sent is not kept"
+    assert not any(choice.logprobs for choice in answer.choices), "what was sent is not kept"
     for choice, prompt_logprobs, scored in scores:  # the whole has them
         choice.prompt_logprobs = prompt_logprobs or choice.prompt_logprobs
-        choice.scored += scored
+        choice.logprobs += scored
     whole = json.loads(b"".join(in_parts(answer.whole())))
     assert client.join(stream) == client.whole(whole)
     check_that_the_last_event_alone_is_the_end(client, stream)

@@ -9,7 +9,6 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AliasChoices, Field, Tag, field_validator
 
-from worker.api.chat.custom import custom_tool
 from worker.api.chat.field_types import (
     ByKind,
     FlagOrWord,
@@ -32,6 +31,7 @@ from worker.api.chat.request import (
     TextForm,
     Tool,
     ToolCall,
+    custom_tool,
 )
 from worker.api.http.body import Flag, Item, JsonObject, Many, OpenBody, Refused
 from worker.api.http.faults import fault, invalid, refusal, wrong
@@ -212,8 +212,8 @@ class CustomFields(FunctionName):
     description: str | None = None
     format: CustomFormat = Field(
         CustomFormat(),
-        description="format of the tool's input; enforced for forced calls only, else the input is "
-        "whatever the model wrote",
+        description="format of the tool's input; enforced for calls that are forced or beside a "
+        "response format, else the input is whatever the model wrote",
     )
 
 

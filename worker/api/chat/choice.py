@@ -83,9 +83,8 @@ class Choice:
     echo: str = ""
     """The prompt's text, if the answer begins with it."""
     blocks: list[Block] = field(default_factory=list)
-    calls: list[Block] = field(default_factory=list)
-    scored: list[Text] = field(default_factory=list)
-    """The text deltas that came with log-probabilities."""
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    """Those of all tokens, marks, reasoning and calls included, that were not sent yet."""
     token_ids: list[int] = field(default_factory=list)
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     progress: PromptProgress | None = None
@@ -145,10 +144,9 @@ class Choice:
                     self.blocks.append(Block(kind))
                 self.blocks[-1].parts.append(text)
             case Call(_, id, name, is_custom):
-                self.calls.append(Block("custom" if is_custom else "call", id, name))
-                self.blocks.append(self.calls[-1])
-            case Arguments(call, text):
-                self.calls[call].parts.append(text)
+                self.blocks.append(Block("custom" if is_custom else "call", id, name))
+            case Arguments(_, text):
+                self.blocks[-1].parts.append(text)
             case PromptScored(_, logprobs):
                 self.prompt_logprobs = logprobs
             case PromptProgress():  # also between two tokens, after a preemption
@@ -160,8 +158,7 @@ class Choice:
             self._undecided.clear()
             return
         self.token_ids += delta.token_ids
-        if delta.logprobs:
-            self.scored.append(delta)
+        self.logprobs += delta.logprobs
         if delta.logprobs or self._undecided:
             self._assign_scores(delta)
 
@@ -177,11 +174,9 @@ class Choice:
     def forget_scores(self) -> None:
         """Free those that were sent, the answer's one by one: many at once would block others."""
         self.prompt_logprobs = ()
-        while self.scored:
-            self.scored.pop()
-        for block in self.blocks:
-            while block.scores:
-                block.scores.pop()
+        for sent in (self.logprobs, *(block.scores for block in self.blocks)):
+            while sent:
+                sent.pop()
 
     @property
     def text(self) -> str:
@@ -193,8 +188,8 @@ class Choice:
         return "".join(block.text for block in self.blocks if block.kind == "reasoning")
 
     @property
-    def logprobs(self) -> list[TokenLogprob]:
-        return [entry for text in self.scored for entry in text.logprobs]
+    def calls(self) -> list[Block]:
+        return [block for block in self.blocks if block.is_call]
 
     @property
     def tokens_out(self) -> int:

@@ -58,8 +58,8 @@ def inference_of(asked: Generate, state: AppState, deadline: float | None) -> In
     use: ToolUse | None = None
     goes_on = False
     if isinstance(prompts, Chat):
-        chat, choice = prompts, reasoning_of(prompts, state)
-        prompt, (_, _, budget) = chat_prompt(chat, state, choice), choice
+        chat, prompt = prompts, chat_prompt(prompts, state)
+        _, _, budget = reasoning_of(chat, state)
         prompts, wish = (prompt,), chat.reasoning
         splits = state.settings.reasoning != "none" if wish.splits is None else wish.splits
         if chat.tools and chat.tool_choice != "none":

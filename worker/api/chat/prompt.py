@@ -11,7 +11,7 @@ from typing import Any
 
 from worker.api.chat.constrain.lark import MAX_CHARS_OF_ALL, pattern_of
 from worker.api.chat.parse.conventions import conventions_of
-from worker.api.chat.reasoning import ReasoningChoice, reasoning_of, template_variables
+from worker.api.chat.reasoning import reasoning_of, template_variables
 from worker.api.chat.request import Chat, Content, Message, OneTool, Tool, ToolCall
 from worker.api.http.faults import refusal
 from worker.api.http.state import AppState
@@ -21,9 +21,8 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 """The roles of OpenAI's API."""
 
 
-def chat_prompt(chat: Chat, state: AppState, choice: ReasoningChoice | None = None) -> ChatPrompt:
-    """`choice` is what `reasoning_of` returns for the chat, if the caller has it.
-
+def chat_prompt(chat: Chat, state: AppState) -> ChatPrompt:
+    """
     Raises:
         InvalidRequest: the model has no chat template, or it does not support this chat.
     """
@@ -53,7 +52,7 @@ def chat_prompt(chat: Chat, state: AppState, choice: ReasoningChoice | None = No
         add_generation_prompt=chat.opens_answer and not chat.continues,
         continue_final_message=bool(chat.continues),
         reasoning_marks=_marks_of_open_reasoning(chat, template) if chat.continues else None,
-        template_kwargs=template_variables(chat, choice or reasoning_of(chat, state), state),
+        template_kwargs=template_variables(chat, reasoning_of(chat, state), state),
         media=tuple(
             part
             for message in chat.messages

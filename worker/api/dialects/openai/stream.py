@@ -127,12 +127,12 @@ class ChatAnswer(_Choices):
             case Reasoning(text):
                 content = f'{{"reasoning_content":{quoted(text)}}}'
             case Call(index):
-                call = {"index": index, **_call(choice.calls[index])}
+                call = {"index": index, **_call(choice.blocks[-1])}
                 content = f'{{"tool_calls":[{dumps(call)}]}}'
             case Arguments(_, ""):
                 return b""
             case Arguments(index, text):
-                kind, field = _CALLS[choice.calls[index].kind]
+                kind, field = _CALLS[choice.blocks[-1].kind]
                 part = f'"{kind}":{{"{field}":{quoted(text)}}}'
                 content = f'{{"tool_calls":[{{"index":{index},{part}}}]}}'
             case Started():

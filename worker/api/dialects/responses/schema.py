@@ -21,7 +21,6 @@ from worker.api.chat.chat_fields import (
     content_of,
     with_allowed,
 )
-from worker.api.chat.custom import custom_tool
 from worker.api.chat.field_types import (
     ANY_OBJECT,
     Stops,
@@ -46,6 +45,7 @@ from worker.api.chat.request import (
     TextForm,
     Tool,
     ToolCall,
+    custom_tool,
 )
 from worker.api.chat.sampling import SamplingFields
 from worker.api.http.body import Flag, Integer, JsonObject, Many, OpenBody, Refused
@@ -98,8 +98,8 @@ class GroupedTool(OpenBody):
     strict: Flag | None = None
     format: CustomFormat = Field(
         CustomFormat(),
-        description="format of a custom tool's input; enforced for forced calls only, else the "
-        "input is whatever the model wrote",
+        description="format of a custom tool's input; enforced for calls that are forced "
+        "or beside a text format, else the input is whatever the model wrote",
     )
 
     _is_named = needed_by(_NAMED)
