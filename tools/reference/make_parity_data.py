@@ -36,10 +36,10 @@ def main() -> None:
     if not sys.argv[1:]:
         shutil.rmtree(DATA, ignore_errors=True)
         make_tokenizer(DATA / "tokenizer")
-    for seed, (name, (kind, settings, dtype)) in enumerate(MODELS.items()):
+    for seed, (name, (kind, settings)) in enumerate(MODELS.items()):
         if name in wanted:
             shutil.rmtree(DATA / name, ignore_errors=True)
-            make_model(DATA / name, kind, settings, dtype, seed)
+            make_model(DATA / name, kind, settings, seed)
             size = sum(p.stat().st_size for p in (DATA / name).rglob("*"))
             print(f"{name:14} {size:8,} bytes", flush=True)
     if "llama" in wanted:
@@ -70,12 +70,13 @@ def _sentences() -> Iterable[str]:
     return (" ".join(words[i:] + words[:i]) for i in range(len(words)))
 
 
-def make_model(folder: Path, kind: str, settings: dict[str, Any], dtype: str, seed: int) -> None:
+def make_model(folder: Path, kind: str, settings: dict[str, Any], seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     settings = dict(settings)
     pooling, dense = settings.pop("pooling", None), settings.pop("dense", False)
     ranks = settings.pop("ranks", False)
     saved_as = settings.pop("saved_as", None)
+    stored = getattr(torch, settings.pop("stored", "bfloat16"))
     config = getattr(transformers, kind)(**{**COMMON, **settings})
     config._attn_implementation = "eager"
     kind_of_model = transformers.AutoModel if pooling else transformers.AutoModelForCausalLM
@@ -87,7 +88,6 @@ def make_model(folder: Path, kind: str, settings: dict[str, Any], dtype: str, se
         model = transformers.Mistral4ForCausalLM(config).float().eval()
     else:
         model = kind_of_model.from_config(config).float().eval()
-    stored = getattr(torch, dtype)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             drawn = random_values(name, parameter, generator, GAIN.get(kind, 1.2))

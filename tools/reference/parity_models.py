@@ -25,42 +25,26 @@ from tools.reference.parity_settings import (
     YARN,
 )
 
-# Folder: (configuration class, settings beyond COMMON, stored type).
-MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
-    "llama": ("LlamaConfig", {}, "bfloat16"),
-    "llama-3.1": (
-        "LlamaConfig",
-        {"rope_parameters": LLAMA3_ROPE, "tie_word_embeddings": True},
-        "bfloat16",
-    ),
+# Folder: (configuration class, settings beyond COMMON).
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaConfig", {}),
+    "llama-3.1": ("LlamaConfig", {"rope_parameters": LLAMA3_ROPE, "tie_word_embeddings": True}),
     "llama-biases": (
         "LlamaConfig",
         {
             "attention_bias": True,
             "mlp_bias": True,
             "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0},
+            "stored": "float16",
         },
-        "float16",
     ),
-    "mistral": ("MistralConfig", {"head_dim": 32, "sliding_window": None}, "bfloat16"),
-    "mixtral": ("MixtralConfig", LOCAL_EXPERTS, "bfloat16"),
-    "qwen2": ("Qwen2Config", {"tie_word_embeddings": True}, "bfloat16"),
-    "qwen2-moe": (
-        "Qwen2MoeConfig",
-        {**EXPERTS, "shared_expert_intermediate_size": 32},
-        "bfloat16",
-    ),
-    "qwen3": ("Qwen3Config", {"head_dim": 32, "tie_word_embeddings": True}, "bfloat16"),
-    "qwen3-moe": (
-        "Qwen3MoeConfig",
-        {**EXPERTS, "head_dim": 16, "norm_topk_prob": True},
-        "bfloat16",
-    ),
-    "gemma-2": (
-        "Gemma2Config",
-        {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 8},
-        "bfloat16",
-    ),
+    "mistral": ("MistralConfig", {"head_dim": 32, "sliding_window": None}),
+    "mixtral": ("MixtralConfig", LOCAL_EXPERTS),
+    "qwen2": ("Qwen2Config", {"tie_word_embeddings": True}),
+    "qwen2-moe": ("Qwen2MoeConfig", {**EXPERTS, "shared_expert_intermediate_size": 32}),
+    "qwen3": ("Qwen3Config", {"head_dim": 32, "tie_word_embeddings": True}),
+    "qwen3-moe": ("Qwen3MoeConfig", {**EXPERTS, "head_dim": 16, "norm_topk_prob": True}),
+    "gemma-2": ("Gemma2Config", {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 8}),
     "gemma-3": (
         "Gemma3TextConfig",
         {
@@ -71,9 +55,8 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
             "intermediate_size": 64,
             "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
         },
-        "bfloat16",
     ),
-    "phi-3": ("Phi3Config", {}, "bfloat16"),
+    "phi-3": ("Phi3Config", {}),
     "phi-3-short": (
         "Phi3Config",
         {
@@ -82,7 +65,6 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
             "max_position_embeddings": 1024,
             "num_hidden_layers": 1,
         },
-        "bfloat16",
     ),
     "phi-3-long": (
         "Phi3Config",
@@ -92,9 +74,8 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
             "max_position_embeddings": 64,
             "num_hidden_layers": 1,
         },
-        "bfloat16",
     ),
-    "olmo-2": ("Olmo2Config", {}, "bfloat16"),
+    "olmo-2": ("Olmo2Config", {}),
     "granite": (
         "GraniteConfig",
         {
@@ -103,60 +84,35 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
             "residual_multiplier": 0.7,
             "logits_scaling": 2.0,
         },
-        "bfloat16",
     ),
-    "stablelm": ("StableLmConfig", {"use_qkv_bias": True}, "bfloat16"),
-    "stablelm-12b": (
-        "StableLmConfig",
-        {"qk_layernorm": True, "use_parallel_residual": True},
-        "bfloat16",
-    ),
-    "gpt-2": (
-        "GPT2Config",
-        {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 32},
-        "bfloat16",
-    ),
-    "smollm-3": (
-        "SmolLM3Config",
-        {"num_hidden_layers": 4, "intermediate_size": 64},
-        "bfloat16",
-    ),
-    "qwen3-yarn": ("Qwen3Config", QWEN_YARN, "bfloat16"),
-    "gemma": ("GemmaConfig", {"head_dim": 32, "num_key_value_heads": 1}, "bfloat16"),
+    "stablelm": ("StableLmConfig", {"use_qkv_bias": True}),
+    "stablelm-12b": ("StableLmConfig", {"qk_layernorm": True, "use_parallel_residual": True}),
+    "gpt-2": ("GPT2Config", {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 32}),
+    "smollm-3": ("SmolLM3Config", {"num_hidden_layers": 4, "intermediate_size": 64}),
+    "qwen3-yarn": ("Qwen3Config", QWEN_YARN),
+    "gemma": ("GemmaConfig", {"head_dim": 32, "num_key_value_heads": 1}),
     "olmo-3": (
         "Olmo3Config",
         {"num_hidden_layers": 4, "sliding_window": 8, "intermediate_size": 64},
-        "bfloat16",
     ),
-    "command-r": ("CohereConfig", {"logit_scale": 0.25}, "bfloat16"),
+    "command-r": ("CohereConfig", {"logit_scale": 0.25}),
     "cohere-2": (
         "Cohere2Config",
         {"num_hidden_layers": 4, "sliding_window": 8, "intermediate_size": 64, "logit_scale": 0.25},
-        "bfloat16",
     ),
-    "glm-4": (
-        "Glm4Config",
-        {"head_dim": 32, "attention_bias": True, "partial_rotary_factor": 0.5},
-        "bfloat16",
-    ),
-    "exaone-4": (
-        "Exaone4Config",
-        {"sliding_window": None, "layer_types": ["full_attention"] * 2},
-        "bfloat16",
-    ),
-    "nemotron": ("NemotronConfig", {"hidden_act": "relu2"}, "bfloat16"),
+    "glm-4": ("Glm4Config", {"head_dim": 32, "attention_bias": True, "partial_rotary_factor": 0.5}),
+    "exaone-4": ("Exaone4Config", {"sliding_window": None, "layer_types": ["full_attention"] * 2}),
+    "nemotron": ("NemotronConfig", {"hidden_act": "relu2"}),
     "starcoder-2": (
         "Starcoder2Config",
         {"sliding_window": None, "use_bias": True, "tie_word_embeddings": True},
-        "bfloat16",
     ),
     "seed-oss": (
         "SeedOssConfig",
         {"head_dim": 32, "attention_bias": True, "attention_out_bias": False},
-        "bfloat16",
     ),
-    "olmo": ("OlmoConfig", {"clip_qkv": 8.0}, "bfloat16"),
-    "phi-2": ("PhiConfig", {"num_key_value_heads": 4}, "bfloat16"),
+    "olmo": ("OlmoConfig", {"clip_qkv": 8.0}),
+    "phi-2": ("PhiConfig", {"num_key_value_heads": 4}),
     "ministral-3": (
         "Ministral3Config",
         {
@@ -164,13 +120,11 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
             "sliding_window": None,
             "rope_parameters": {**MINISTRAL_ROPE},
         },
-        "bfloat16",
     ),
-    "bert": ("BertConfig", {"num_key_value_heads": 4, "pooling": "mean"}, "bfloat16"),
+    "bert": ("BertConfig", {"num_key_value_heads": 4, "pooling": "mean"}),
     "xlm-roberta": (
         "XLMRobertaConfig",
         {"num_key_value_heads": 4, "type_vocab_size": 1, "pad_token_id": 1, "pooling": "cls"},
-        "bfloat16",
     ),
     "modern-bert": (
         "ModernBertConfig",
@@ -181,9 +135,8 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
             "local_attention": 8,
             "pooling": "mean",
         },
-        "bfloat16",
     ),
-    "qwen3-embedding": ("Qwen3Config", {"head_dim": 32, "pooling": "lasttoken"}, "bfloat16"),
+    "qwen3-embedding": ("Qwen3Config", {"head_dim": 32, "pooling": "lasttoken"}),
     "gpt-oss": (
         "GptOssConfig",
         {
@@ -194,24 +147,20 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
             "sliding_window": 8,
             "rope_parameters": YARN,
         },
-        "bfloat16",
     ),
     "granite-moe": (
         "GraniteMoeConfig",
         LOCAL_EXPERTS
         | {"attention_multiplier": 0.3, "embedding_multiplier": 1.5, "logits_scaling": 2.0},
-        "bfloat16",
     ),
     "granite-moe-shared": (
         "GraniteMoeSharedConfig",
         LOCAL_EXPERTS | {"shared_intermediate_size": 48, "attention_multiplier": 0.25},
-        "bfloat16",
     ),
     "olmoe": (
         "OlmoeConfig",
         {"num_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 32}
         | {"num_key_value_heads": 4},
-        "bfloat16",
     ),
     "glm-4-moe": (
         "Glm4MoeConfig",
@@ -219,59 +168,50 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
         | {"first_k_dense_replace": 1, "n_shared_experts": 1, "head_dim": 32}
         | {"attention_bias": True, "use_qk_norm": True, "routed_scaling_factor": 1.5}
         | {"partial_rotary_factor": 0.5, "n_group": 1, "topk_group": 1},
-        "bfloat16",
     ),
-    "deepseek-v2": ("DeepseekV2Config", LATENT, "bfloat16"),
+    "deepseek-v2": ("DeepseekV2Config", LATENT),
     "deepseek-v3": (
         "DeepseekV3Config",
         LATENT | {"rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}},
-        "bfloat16",
     ),
-    "ernie-4.5": ("Ernie4_5Config", {"head_dim": 32}, "bfloat16"),
+    "ernie-4.5": ("Ernie4_5Config", {"head_dim": 32}),
     "lfm-2": (
         "Lfm2Config",
         {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
-        "bfloat16",
     ),
     "mistral-4": (
         "Mistral4Config",
         LATENT | {"first_k_dense_replace": 0, "rope_parameters": MINISTRAL_ROPE},
-        "bfloat16",
     ),
     "llama-4": (
         "Llama4TextConfig",
         {"num_hidden_layers": 4, "num_local_experts": 4, "num_experts_per_tok": 1}
         | {"intermediate_size": 32, "intermediate_size_mlp": 48, "head_dim": 16}
         | {"interleave_moe_layer_step": 2},
-        "bfloat16",
     ),
     "qwen3-next": (
         "Qwen3NextConfig",
         {"num_hidden_layers": 4, "head_dim": 32, "shared_expert_intermediate_size": 32}
         | EXPERTS
         | LINEAR,
-        "bfloat16",
     ),
     "qwen3.5": (
         "Qwen3_5TextConfig",
         {"num_hidden_layers": 4, "head_dim": 32, "intermediate_size": 48} | LINEAR,
-        "bfloat16",
     ),
-    "deepseek-v3.2": ("DeepseekV32Config", LATENT | INDEXER, "bfloat16"),
+    "deepseek-v3.2": ("DeepseekV32Config", LATENT | INDEXER),
     "granite-hybrid": (
         "GraniteMoeHybridConfig",
         {"layer_types": ["mamba", "attention"], "num_local_experts": 4, "num_experts_per_tok": 2}
         | {"intermediate_size": 32, "shared_intermediate_size": 48, "mamba_n_heads": 4}
         | {"mamba_d_head": 32, "mamba_d_state": 16, "mamba_n_groups": 1, "mamba_chunk_size": 8}
         | {"position_embedding_type": "nope", "attention_multiplier": 0.25},
-        "bfloat16",
     ),
     "qwen3.5-moe": (
         "Qwen3_5MoeTextConfig",
         {"num_hidden_layers": 4, "head_dim": 32, "shared_expert_intermediate_size": 32}
         | EXPERTS
         | LINEAR,
-        "bfloat16",
     ),
     "gemma-4": (
         "Gemma4TextConfig",
@@ -280,28 +220,24 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
         | {"num_kv_shared_layers": 2, "use_double_wide_mlp": True, "intermediate_size": 32}
         | {"layer_types": ["sliding_attention", "full_attention"] * 3}
         | {"final_logit_softcapping": 30.0},
-        "bfloat16",
     ),
-    "nemotron-h": ("NemotronHConfig", NEMOTRON_H, "bfloat16"),
+    "nemotron-h": ("NemotronHConfig", NEMOTRON_H),
     "nemotron-h-dense": (
         "NemotronHConfig",
         {**NEMOTRON_H, "layers_block_type": ["mamba", "mlp", "attention", "mlp"]},
-        "bfloat16",
     ),
     "ernie-4.5-moe": (
         "Ernie4_5_MoeConfig",
         {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32}
         | {"moe_num_shared_experts": 2, "head_dim": 16},
-        "bfloat16",
     ),
     "lfm-2-moe": (
         "Lfm2MoeConfig",
         EXPERTS
         | {"layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3}
         | {"num_dense_layers": 1, "intermediate_size": 48},
-        "bfloat16",
     ),
-    "nomic-bert": ("NomicBertConfig", {"num_key_value_heads": 4, "pooling": "mean"}, "bfloat16"),
+    "nomic-bert": ("NomicBertConfig", {"num_key_value_heads": 4, "pooling": "mean"}),
     "embedding-gemma": (
         "Gemma3TextConfig",
         {
@@ -314,7 +250,6 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
             "pooling": "mean",
             "dense": True,
         },
-        "bfloat16",
     ),
     "gemma-4-moe": (
         "Gemma4TextConfig",
@@ -324,63 +259,48 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
         | {"layer_types": ["sliding_attention", "full_attention"], "enable_moe_block": True}
         | {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32}
         | {"final_logit_softcapping": 30.0},
-        "bfloat16",
     ),
-    "glm-dsa": ("GlmMoeDsaConfig", LATENT | INDEXER, "bfloat16"),
-    "qwen3-vl-moe": ("Qwen3VLMoeConfig", QWEN3_VL_MOE, "bfloat16"),
-    "internlm-3": ("InternLM3Config", INTERNLM_3, "bfloat16"),
-    "phi-4-mini": ("Phi3Config", PHI_4_MINI, "bfloat16"),
-    "arcee": ("ArceeConfig", {}, "bfloat16"),
+    "glm-dsa": ("GlmMoeDsaConfig", LATENT | INDEXER),
+    "qwen3-vl-moe": ("Qwen3VLMoeConfig", QWEN3_VL_MOE),
+    "internlm-3": ("InternLM3Config", INTERNLM_3),
+    "phi-4-mini": ("Phi3Config", PHI_4_MINI),
+    "arcee": ("ArceeConfig", {}),
     "minimax-m2": (
         "MiniMaxM2Config",
         LOCAL_EXPERTS
         | {"head_dim": 32}
         | {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
-        "bfloat16",
     ),
     "glm-4-moe-lite": (
         "Glm4MoeLiteConfig",
         LATENT | {"mlp_layer_types": ["dense", "sparse"], "routed_scaling_factor": 1.8},
-        "bfloat16",
     ),
-    "qwen2-vl": ("Qwen2VLConfig", QWEN2_VL, "bfloat16"),
-    "qwen3-vl": ("Qwen3VLConfig", QWEN3_VL, "bfloat16"),
-    "hunyuan": ("HunYuanDenseV1Config", {"head_dim": 16}, "bfloat16"),
+    "qwen2-vl": ("Qwen2VLConfig", QWEN2_VL),
+    "qwen3-vl": ("Qwen3VLConfig", QWEN3_VL),
+    "hunyuan": ("HunYuanDenseV1Config", {"head_dim": 16}),
     "hunyuan-moe": (
         "HunYuanMoEV1Config",
         {"head_dim": 16, "num_experts": 4, "moe_topk": 2, "intermediate_size": 32},
-        "bfloat16",
     ),
-    "jais-2": ("Jais2Config", {"hidden_act": "relu2"}, "bfloat16"),
+    "jais-2": ("Jais2Config", {"hidden_act": "relu2"}),
     "dots-1": (
         "Dots1Config",
         SPARSE
         | {"head_dim": 16, "num_key_value_heads": 4, "norm_topk_prob": True}
         | {"sliding_window": None},
-        "bfloat16",
     ),
     "exaone-moe": (
         "ExaoneMoeConfig",
         EXPERTS
         | {"num_hidden_layers": 4, "sliding_window": 8, "num_shared_experts": 1}
         | {"head_dim": 16, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5},
-        "bfloat16",
     ),
-    "solar-open": (
-        "SolarOpenConfig",
-        SPARSE | {"head_dim": 16, "first_k_dense_replace": 0},
-        "bfloat16",
-    ),
-    "bert-ranker": (
-        "BertConfig",
-        {"num_key_value_heads": 4, "num_labels": 1, "ranks": True},
-        "bfloat16",
-    ),
+    "solar-open": ("SolarOpenConfig", SPARSE | {"head_dim": 16, "first_k_dense_replace": 0}),
+    "bert-ranker": ("BertConfig", {"num_key_value_heads": 4, "num_labels": 1, "ranks": True}),
     "xlm-roberta-ranker": (
         "XLMRobertaConfig",
         {"num_key_value_heads": 4, "type_vocab_size": 1, "pad_token_id": 1}
         | {"num_labels": 1, "ranks": True},
-        "bfloat16",
     ),
     "granite-4": (
         "GraniteMoeHybridConfig",
@@ -395,7 +315,6 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
             "residual_multiplier": 0.7,
             "logits_scaling": 2.0,
         },
-        "bfloat16",
     ),
     "granite-hybrid-dense": (
         "GraniteMoeHybridConfig",
@@ -403,7 +322,6 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
         | {"intermediate_size": 48, "shared_intermediate_size": 48, "mamba_n_heads": 4}
         | {"mamba_d_head": 32, "mamba_d_state": 16, "mamba_n_groups": 1, "mamba_chunk_size": 8}
         | {"position_embedding_type": "rope", "attention_multiplier": 0.25},
-        "bfloat16",
     ),
     "hunyuan-long": (
         "HunYuanDenseV1Config",
@@ -412,14 +330,13 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
             "rope_parameters": {"rope_type": "dynamic", "alpha": 1000.0, "factor": 1.0}
             | {"rope_theta": 10000.0},
         },
-        "bfloat16",
     ),
     "gte-qwen2": (
         "Qwen2Config",
         {"is_causal": False, "pooling": "lasttoken", "saved_as": "Qwen2ForCausalLM"},
-        "bfloat16",
     ),
 }
 """Add new ones at the end, because the position is the seed. `pooling` makes an embedding model,
 `dense` adds two matrices after it, `ranks` makes a ranking model; `saved_as` is the name in
-published configurations of an architecture that transformers has under another name."""
+published configurations of an architecture that transformers has under another name; `stored` is
+the type of the weights if it is not bfloat16."""

@@ -177,7 +177,7 @@ def test_logits_equal_those_of_transformers(
     from tools.reference.make_parity_data import make_model
 
     source, target = tmp_path / name, tmp_path / "model.gguf"
-    make_model(source, *MODELS[name], "bfloat16", seed=1)
+    make_model(source, *MODELS[name], seed=1)
     shutil.copytree(DATA / "tokenizer", source, dirs_exist_ok=True)
     edit(source / "config.json", **PUBLISHED.get(name, {}))
     if name in RENAMED:
