@@ -43,6 +43,7 @@ _KNOWN: Mapping[str, tuple[str, Collection[str]]] = {
 }
 """The methods that can be converted, each with the key of its format (also its older name) and the
 known formats."""
+_GPTQ_OR_AWQ = ("gptq", "awq")
 _MIXED = {"mixed-precision": "config_groups", "MIXED_PRECISION": "quantized_layers"}
 """The key under which a mixed method lists its parts, each with a format of its own."""
 _NUMBERS = ("F8_E4M3", "I8", "I32", "U8")
@@ -131,6 +132,14 @@ class Parts:
     names: Names
     tensors: Mapping[str, TensorInfo]
 
+    @property
+    def numbers(self) -> TensorInfo:
+        return self.needed(self.names.numbers)
+
+    @property
+    def scale(self) -> TensorInfo:
+        return self.needed(self.names.scale)
+
     def get(self, end: str) -> TensorInfo | None:
         info = self.tensors.get(self.stem + end)
         if info is None or not self.names.is_transposed or end in (self.names.order, "bias"):
@@ -154,6 +163,8 @@ class Parts:
 class Method:
     """What the configuration says about weights that their tensors do not."""
 
+    name: str = ""
+    """`quant_method`; empty if the weights are not quantised."""
     blocks: Collection[tuple[int, int]] = ()
     """How many rows and columns share a scale; the last block of a weight may be smaller."""
     n_bits: Collection[int] = ()
@@ -161,11 +172,6 @@ class Method:
     """Every weight must have zero points."""
     has_powers: bool = False
     """Scales of type U8 are exponents, as in MXFP4 and MXFP8."""
-    has_stacks: bool = True
-    """A stack of experts has its scales laid out like a matrix's."""
-    is_gptq_or_awq: bool = False
-    packing: Packing | None = None
-    """AWQ's; `None` for other methods."""
     is_one_less: bool = False
     """Zero points are stored minus 1, as in GPTQ's first format."""
     is_symmetric: bool = False
@@ -221,18 +227,16 @@ def method_of(config: Config) -> Method:
     blocks += [_block(each, "block_structure") for each in weights]
     n_bits = {each.integer("num_bits") for each in weights if each.has("num_bits")}
     has_zeros = bool(weights) and all(each.values.get("symmetric") is False for each in weights)
-    if is_gptq_or_awq := name in ("gptq", "awq"):
+    if name in _GPTQ_OR_AWQ:
         size = section.values.get("group_size")
         blocks = [(1, size if type(size) is int else 0)]
         n_bits, has_zeros = {bits} if type(bits) is int else set(), True
     return Method(
+        name,
         blocks={each for each in blocks if min(each) > 0},
         n_bits=n_bits,
         has_zeros=has_zeros,
         has_powers=any(kind.lower().startswith("mx") for kind in kinds),
-        has_stacks=name != "fbgemm_fp8" and not is_gptq_or_awq,
-        is_gptq_or_awq=is_gptq_or_awq,
-        packing=_AWQ if name == "awq" else None,
         is_one_less=name == "gptq" and kinds != {"gptq_v2"},
         # A module of `dynamic` may have another `sym`.
         is_symmetric=name == "gptq"
@@ -266,57 +270,51 @@ def join(
     """
     made: dict[str, Scaled] = {}
     idle: set[str] = set()
+    is_flat = method.name in ("fbgemm_fp8", *_GPTQ_OR_AWQ)  # Others' experts may be in a stack.
     for info, names in [(info, names) for info in tensors.values() for names in _NAMES]:
         stem = info.name.removesuffix(names.numbers)
         is_named = info.name.endswith(names.numbers) and stem + names.scale in tensors
         if not is_named or info.dtype not in names.types:
             continue
-        if names is not _BNB_4 and len(info.shape) not in ((2, 3) if method.has_stacks else (2,)):
+        if names is not _BNB_4 and len(info.shape) not in ((2,) if is_flat else (2, 3)):
             continue
         parts, name = Parts(stem, names, tensors), stem + names.weight
-        numbers, scale = parts.needed(names.numbers), parts.needed(names.scale)
-        if names.is_transposed and not method.is_gptq_or_awq:
+        numbers = parts.numbers
+        if names.is_transposed and method.name not in _GPTQ_OR_AWQ:
             why = "no quantization_config says whether that is GPTQ or AWQ"
             raise ModelError(f"{info.path.parent} has {info.name}, and {why}", tensor=info.name)
         if 0 in numbers.shape:
-            raise _unfit(scale, numbers)
+            raise _unfit(parts.scale, numbers)
         if name in tensors and name != numbers.name:
             raise ModelError(
                 f"{numbers.path.parent} has both {name} and {numbers.name}", tensor=name
             )
-        if names is _BNB_4:
-            weight, made[name] = _bnb_4(parts, numbers, scale, read)
-        else:
-            weight, made[name] = _scaled(name, parts, numbers, scale, method, read)
+        weight, made[name] = (
+            _bnb_4(parts, read) if names is _BNB_4 else _scaled(parts, method, read)
+        )
         ends = (names.numbers, names.scale, names.outer, names.zero, names.shift, names.order)
         for used in {stem + end for end in (*ends, *names.others)}:
             tensors.pop(used, None)
         bias = parts.get("bias") if names is _GPTQ_AWQ else None
         if bias is not None and not read(bias, 0, bias.n_rows).any():
             idle.add(bias.name)
-        tensors[name] = weight
+        tensors[name] = replace(weight, name=name, dtype="F32", is_transposed=False)
     for name in [name for name in tensors if re.fullmatch(_OF_ACTIVATIONS, name)]:
         del tensors[name]
     return made, idle
 
 
-def _scaled(
-    name: str,
-    parts: Parts,
-    numbers: TensorInfo,
-    scale: TensorInfo,
-    method: Method,
-    read: Read,
-) -> tuple[TensorInfo, Scaled]:
+def _scaled(parts: Parts, method: Method, read: Read) -> tuple[TensorInfo, Scaled]:
     """A weight and what makes it up, with each part checked against the weight's shape."""
-    names, shape = parts.names, numbers.shape
+    names, numbers, scale = parts.names, parts.numbers, parts.scale
+    shape = numbers.shape
     packing: Packing | None = None
     if numbers.dtype == "U8":
         shape, packing = (*shape[:-1], 2 * shape[-1]), Packing(4)
     elif numbers.dtype in ("I32", "U32"):
         find = _gptq_awq if names.is_transposed else _mlx if names is _MLX else _compressed
-        shape, packing = find(parts, numbers, method, read)
-    weight = replace(numbers, name=name, dtype="F32", shape=shape, is_transposed=False)
+        shape, packing = find(parts, method, read)
+    weight = replace(numbers, shape=shape)
     # Other methods pack integers into bytes, too, but with scales of the usual types.
     known = ("F8_E4M3",) if numbers.dtype == "U8" else _FLOATS
     known = (*known, "F8_E8M0", *(("U8",) if method.has_powers else ()))
@@ -368,12 +366,10 @@ def _scaled(
     )
 
 
-def _compressed(
-    parts: Parts, numbers: TensorInfo, method: Method, read: Read
-) -> tuple[tuple[int, ...], Packing]:
+def _compressed(parts: Parts, method: Method, read: Read) -> tuple[tuple[int, ...], Packing]:
     """The shape that compressed-tensors states for integers in I32s, and their packing."""
+    numbers, stated = parts.numbers, parts.get("_shape")
     n = len(numbers.shape)
-    stated = parts.get("_shape")
     if stated is None or stated.dtype not in ("I32", "I64") or prod(stated.shape) != n:
         name = f"{parts.stem}_shape"
         raise ModelError(f"{numbers.path} lacks {name}, of {n} whole numbers", tensor=name)
@@ -389,14 +385,13 @@ def _compressed(
     return shape, Packing(fit[0])
 
 
-def _gptq_awq(
-    parts: Parts, numbers: TensorInfo, method: Method, _read: Read
-) -> tuple[tuple[int, ...], Packing]:
+def _gptq_awq(parts: Parts, method: Method, _read: Read) -> tuple[tuple[int, ...], Packing]:
     """The shape that follows from AWQ's or GPTQ's integers per I32, and their packing. GPTQ
     layers may differ in bits: the index of the columns has the number of columns."""
+    numbers = parts.numbers
     height, n_words = numbers.shape
-    if method.packing is not None:
-        return (height * method.packing.unit[0], n_words), method.packing
+    if method.name == "awq":
+        return (height * _AWQ.unit[0], n_words), _AWQ
     order = parts.get(parts.names.order)
     some = _GPTQ_N_BITS if order else method.n_bits
     widths = {n: order.n_rows if order else 32 * n_words // n for n in some}
@@ -411,12 +406,10 @@ def _gptq_awq(
     return (height, widths[fit[0]]), Packing(fit[0])
 
 
-def _mlx(
-    parts: Parts, numbers: TensorInfo, method: Method, _read: Read
-) -> tuple[tuple[int, ...], Packing]:
+def _mlx(parts: Parts, method: Method, _read: Read) -> tuple[tuple[int, ...], Packing]:
     """The shape that follows from MLX's sizes for the module, and the packing."""
-    n_bits, size, mode = method.module(parts.stem)
-    width = size * parts.needed(parts.names.scale).row_length
+    numbers, (n_bits, size, mode) = parts.numbers, method.module(parts.stem)
+    width = size * parts.scale.row_length
     known = (int(mode[-1]),) if mode in _MLX_TABLES else _MLX_N_BITS
     if n_bits not in known or n_bits * width != 8 * numbers.row_bytes:
         raise ModelError(
@@ -496,12 +489,10 @@ class _State(msgspec.Struct):
     nested_offset: Annotated[float, msgspec.Meta(gt=-MOST, lt=MOST)] = 0.0
 
 
-def _bnb_4(
-    parts: Parts, numbers: TensorInfo, scale: TensorInfo, read: Read
-) -> tuple[TensorInfo, Scaled]:
+def _bnb_4(parts: Parts, read: Read) -> tuple[TensorInfo, Scaled]:
     """A weight of bitsandbytes in four bits: indices into a table, in blocks with a scale each. A
     block may continue in the next row."""
-    state = _state(parts, read)
+    numbers, state = parts.numbers, _state(parts, read)
     n_values, columns = prod(state.shape), state.blocksize
     if 2 * numbers.size_bytes != n_values or n_values % columns:
         raise ModelError(
@@ -513,10 +504,10 @@ def _bnb_4(
     matrix = replace(numbers, dtype="U8", shape=(n, columns // 2))
     table = _table(parts, ".quant_map", 16, read)
     outer = nested = None
-    if scale.dtype == "U8":
+    if parts.scale.dtype == "U8":
         nested = _table(parts, ".nested_quant_map", 256, read)
         outer = _column(parts, ".nested_absmax", -(-n // state.nested_blocksize))
-    return replace(numbers, dtype="F32", shape=state.shape), Scaled(
+    return replace(numbers, shape=state.shape), Scaled(
         Grid(matrix, packing=Packing(4, positions=(1, 0)), table=table),
         columns,
         state.shape[-1],
