@@ -124,38 +124,25 @@ def shared(n_streams: int, n_words: int, share: float, n_out: int) -> Callable[.
     return make
 
 
-def repeating(n_words: int, n_times: int, n_out: int) -> Callable[..., list[Prompt]]:
+def repeating(rng: random.Random, words: Sequence[str]) -> list[Prompt]:
     """One stream whose text repeats itself, and which the model continues: the case for speculation
     by lookup."""
-
-    def make(rng: random.Random, words: Sequence[str]) -> list[Prompt]:
-        return [Prompt(text_of(rng, words, n_words) * n_times, n_out)]
-
-    return make
+    return [Prompt(text_of(rng, words, 24) * 6, 128)]
 
 
-def joining(n_words: int, n_idle: int) -> Callable[..., list[Prompt]]:
-    """A running stream, and a long prompt that joins when the first has sent `n_idle` tokens."""
-
-    def make(rng: random.Random, words: Sequence[str]) -> list[Prompt]:
-        running = Prompt(text_of(rng, words, 128), 900, end_with=1)
-        long = Prompt(text_of(rng, words, n_words), 16, start_after=(0, n_idle))
-        return [running, long]
-
-    return make
+def joining(rng: random.Random, words: Sequence[str]) -> list[Prompt]:
+    """A running stream, and a long prompt that joins when the first has sent 64 tokens."""
+    running = Prompt(text_of(rng, words, 128), 900, end_with=1)
+    return [running, Prompt(text_of(rng, words, 4000), 16, start_after=(0, 64))]
 
 
-def stranger(n_before: int, n_words: int) -> Callable[..., list[Prompt]]:
-    """Conversations one after another, followed by an unrelated prompt."""
-
-    def make(rng: random.Random, words: Sequence[str]) -> list[Prompt]:
-        before = [
-            Prompt(text_of(rng, words, n_words), 2, start_after=(number - 1, 1) if number else None)
-            for number in range(n_before)
-        ]
-        return [*before, Prompt(text_of(rng, words, 128), 64, start_after=(n_before - 1, 1))]
-
-    return make
+def stranger(rng: random.Random, words: Sequence[str]) -> list[Prompt]:
+    """Eight conversations one after another, followed by an unrelated prompt."""
+    before = [
+        Prompt(text_of(rng, words, 700), 2, start_after=(number - 1, 1) if number else None)
+        for number in range(8)
+    ]
+    return [*before, Prompt(text_of(rng, words, 128), 64, start_after=(7, 1))]
 
 
 SHORTEST, LONGEST, COMMON = 20, 1200, 200
@@ -312,9 +299,9 @@ LOADS = by_name(
             ("arrivals-1", 1.0),
         )
     ),
-    Load("repetition", None, repeating(24, 6, 128), read_throughput, 300, model=INSTRUCT),
-    Load("stranger", None, stranger(8, 700), read_stranger, 300, model=INSTRUCT),
-    Load("join", JOIN_SHAPE, joining(4000, 64), read_join),
+    Load("repetition", None, repeating, read_throughput, 300, model=INSTRUCT),
+    Load("stranger", None, stranger, read_stranger, 300, model=INSTRUCT),
+    Load("join", JOIN_SHAPE, joining, read_join),
 )
 
 

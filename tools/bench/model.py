@@ -30,9 +30,8 @@ from tests.support.gguf_file import finish
 from tests.support.random_adapters import random_adapters
 from tests.support.random_models import Kind, random_model
 from tests.support.random_projectors import random_projector
-from tools.bench import bert_shape, blocks, gemma_shape
+from tools.bench import blocks, shapes
 from tools.bench.errors import BenchError
-from tools.bench.gguf_files import describe
 from tools.bench.peer_build import Peers
 
 if TYPE_CHECKING:
@@ -162,9 +161,9 @@ def bench_model(peers: Peers, name: str, quant: str, size: Size = USUAL) -> Benc
 
 
 SHAPES: dict[str, Callable[[Path, Path], None]] = {
-    GEMMA: gemma_shape.generate,
-    EMBEDDER: bert_shape.embedder,
-    RANKER: bert_shape.ranker,
+    GEMMA: shapes.gemma,
+    EMBEDDER: shapes.embedder,
+    RANKER: shapes.ranker,
 }
 PEER_FLAGS = {EMBEDDER: ("--embeddings",), RANKER: ("--rerank",)}
 
@@ -227,7 +226,7 @@ def _generate(vocab: Path, path: Path, words_file: Path, size: Size, n_speaking:
     partial = path.with_suffix(".partial")
     writer = GGUFWriter(str(partial), "llama")
     sizes = {each: getattr(size, each) for each in ("n_layers", "n_embd", "n_ff", "n_heads")}
-    describe(writer, "random-bench", context_length=CONTEXT_LENGTH, **sizes)
+    shapes.describe(writer, "random-bench", context_length=CONTEXT_LENGTH, **sizes)
     writer.add_head_count_kv(size.n_kv_heads)
     writer.add_rope_dimension_count(size.n_embd // size.n_heads)
     writer.add_layer_norm_rms_eps(1e-5)
@@ -247,7 +246,7 @@ def _generate(vocab: Path, path: Path, words_file: Path, size: Size, n_speaking:
         writer.add_chat_template(TEMPLATE)
     silent = {i for i, token in enumerate(tokens) if not is_whole_text(token)} | {end_of_text}
     silent |= {i for i, kind in enumerate(kinds) if kind != NORMAL_TOKEN}
-    make = blocks.Blocks(SEED).tensor if size.is_large else _Halves().tensor
+    make = blocks.Blocks(SEED).tensor if size.is_large else _halves()
     for name, tensor, kind in _tensors(len(tokens), sorted(silent), size, n_speaking, make):
         writer.add_tensor(name, tensor, raw_dtype=kind)
     finish(writer)
@@ -256,20 +255,17 @@ def _generate(vocab: Path, path: Path, words_file: Path, size: Size, n_speaking:
     partial.rename(path)
 
 
-class _Halves:
+def _halves() -> Callable[[int, int], tuple[np.ndarray, None]]:
     """Random weights in F16, each drawn separately."""
+    import numpy as np
 
-    def __init__(self) -> None:
-        import numpy as np
+    random = np.random.default_rng(SEED)
 
-        self._random = np.random.default_rng(SEED)
+    def tensor(rows: int, columns: int) -> tuple[np.ndarray, None]:
+        drawn = random.standard_normal((rows, columns), dtype=np.float32)
+        return (drawn * np.float32(columns**-0.5)).astype("f2"), None
 
-    def tensor(self, rows: int, columns: int) -> tuple[np.ndarray, None]:
-        import numpy as np
-
-        scale = np.float32(columns**-0.5)
-        drawn = self._random.standard_normal((rows, columns), dtype=np.float32)
-        return (drawn * scale).astype("f2"), None
+    return tensor
 
 
 def _tensors(
