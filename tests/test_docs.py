@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from builds import pins, sdist
+from tests import ROOT
 from tests.support.worker import WorkerProcess, installed
 from tests.test_layout import name_of, parsed, sources
 from tools import settings_page
@@ -36,7 +37,6 @@ from worker.setting_faults import ENV_ONLY
 from worker.settings import FIELDS
 from worker.wire.backends import BACKENDS
 
-ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "builds/README.md", *sorted(ROOT.glob("docs/*.md"))]
 TEXTS = {str(page.relative_to(ROOT)): page.read_text("utf-8") for page in PAGES}
 README = TEXTS["README.md"]

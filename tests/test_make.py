@@ -10,7 +10,7 @@ from pathlib import Path
 
 import yaml
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests import ROOT
 
 
 def pytest_of(target: str) -> list[list[str]]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import lzma
 from datetime import datetime
-from pathlib import Path
 from typing import Any
+
+from tests import DATA
 
 SPECIAL = {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>"}
 """Those of the bundled model, with which llama-server is run."""
-TEMPLATES = Path(__file__).parents[1] / "data/templates"
-PROMPTS = Path(__file__).parents[1] / "data/prompts.json.xz"
+TEMPLATES = DATA / "templates"
+PROMPTS = DATA / "prompts.json.xz"
 
 
 def function(name: str, of: str) -> dict[str, Any]:

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests import ROOT
 from tests.support import sse
-from tests.support.worker import ROOT, WorkerProcess
+from tests.support.worker import WorkerProcess
 
 N_STEPS = 8
 """Batches that a held engine still computes: the prompt's, and some tokens of the stream. Touching

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from tests import ROOT
 from worker.errors import WorkerError
 from worker.observability.metrics import Metrics
 from worker.settings import Settings
@@ -27,7 +28,6 @@ from worker.wire.sampling import Sampling
 from worker.wire.work import InferenceRequest, Work
 
 CONFIG = LoadModel(EngineSettings(), "/none", "scripted", "w")
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def scripted() -> tuple[str, ...]:

@@ -19,9 +19,9 @@ from typing import Any
 import httpx
 import psutil
 
+from tests import ROOT
 from tests.support import sse
 
-ROOT = Path(__file__).resolve().parents[2]
 _counter = itertools.count()
 PATIENCE_S = 240.0
 """How long to wait for what is immediate on a quiet machine; costs nothing once it happens."""
@@ -159,6 +159,16 @@ class WorkerProcess:
 
         until(idle, lambda: str(self.get("/health").json()), self)
 
+    def wait_status(self, path: str, status: int) -> None:
+        until(lambda: self.get(path).status_code == status, lambda: f"{path} is never {status}")
+
+    @property
+    def n_queued(self) -> int:
+        return int(self.get("/health").json()["queued"])
+
+    def wait_queued(self, n: int) -> None:
+        until(lambda: self.n_queued == n, lambda: f"{self.n_queued} queued and not {n}", self)
+
     def metric(self, name: str) -> float:
         """Return the value of a series; labels are part of `name`, as written in the metrics."""
         for line in self.get("/metrics").text.splitlines():
@@ -189,6 +199,16 @@ class WorkerProcess:
         """Return the API process, then all others."""
         return [psutil.Process(self.pid), *self.children()]
 
+    def kill_engine(self, number: signal.Signals = signal.SIGKILL) -> None:
+        os.kill(self.engine_pid, number)
+
+    def replace_engine(self) -> None:
+        """Kill the engine, and wait until another one is ready."""
+        n_ready = len(self.logs("engine.ready"))
+        self.kill_engine()
+        self.wait_log("engine.ready", n_ready + 1)
+        self.wait_ready()
+
     def freeze_engine(self) -> None:
         """Freeze the engine until `thaw_engine`: it computes, answers and reads nothing."""
         freeze(self.engine_pid)
@@ -210,11 +230,13 @@ class WorkerProcess:
         """Return the JSON lines of stderr so far, of one event or all."""
         return [line for line in json_lines(self.stderr) if event in (None, line.get("event"))]
 
-    def wait_log(self, event: str) -> dict[str, Any]:
-        def told() -> str:
-            return f"no {event}:\n{self.stderr[-4000:]}"
+    def wait_log(self, event: str, n: int = 1) -> dict[str, Any]:
+        """Wait until there are `n` lines of this event; returns the last one."""
 
-        until(lambda: bool(self.logs(event)), told, self)
+        def lacking() -> str:
+            return f"no {event} number {n}:\n{self.stderr[-4000:]}"
+
+        until(lambda: len(self.logs(event)) >= n, lacking, self)
         return self.logs(event)[-1]
 
     # --- end ---

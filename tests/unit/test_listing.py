@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests import ROOT
 from tests.support.samples import write_gguf
 from worker.commands.listing import header_lines, printable, registry_text, size_text
 from worker.models import registry
 from worker.models.gguf.header import read_header
-
-ROOT = Path(__file__).parents[2]
 
 
 def test_a_header_as_text(tmp_path: Path) -> None:

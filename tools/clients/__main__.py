@@ -14,8 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests import ROOT
 from tests.support.bundled import bundled_gguf
-from tests.support.worker import ROOT, WorkerProcess
+from tests.support.worker import WorkerProcess
 from tools.bench.model import instruct
 from tools.environments import python_with
 

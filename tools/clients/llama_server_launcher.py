@@ -11,7 +11,8 @@ import os
 import sys
 from pathlib import Path
 
-from tests.support.worker import ROOT, environment, installed
+from tests import ROOT
+from tests.support.worker import environment, installed
 
 CHATML = (
     "{%- for message in messages -%}{{- '<|im_start|>' + message.role + '\\n' + message.content"

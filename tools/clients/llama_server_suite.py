@@ -19,8 +19,8 @@ from pathlib import Path
 
 from builds import sdist
 from builds.pins import pins
+from tests import ROOT
 from tests.support.ports import free_port
-from tests.support.worker import ROOT
 from tools.environments import python_with
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from builds import locks, pins, store, toolchain, wheels
-from tests.support.worker import ROOT
+from tests import ROOT
 from tools.bench.model import VOCAB_FILES
 from tools.bench.peer_build import build_peers
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from builds import pins, smoke
-from tests.support.worker import ROOT, WorkerProcess, installed, run_to_exit, until
+from tests import ROOT
+from tests.support.worker import WorkerProcess, installed, run_to_exit, until
 from tools import survival
 from tools.bench.peer_build import STAMP, build_peers, installed_libraries
 from tools.bench.servers import patient

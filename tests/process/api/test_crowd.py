@@ -17,10 +17,11 @@ import httpx
 import psutil
 import pytest
 
+from tests import ROOT
 from tests.support import clock
 from tests.support.scripted_api import ScriptedFactory, Step, story
 from tests.support.sse import collect
-from tests.support.worker import ROOT, WorkerProcess, asking, until
+from tests.support.worker import WorkerProcess, asking, until
 from worker.wire.messages import Started, Token
 
 HEADERS = "host: localhost\r\ncontent-type: application/json\r\n"
@@ -163,12 +164,6 @@ def test_a_request_whose_client_leaves_before_the_engine_reads_it_ends_as_499_an
         ("/v1/inference", {"prompt": "e", "job_id": "e"}),
     ]
 
-    def n_queued() -> int:
-        return int(worker.get("/health").json()["queued"])
-
-    def wait_for(n: int) -> None:
-        until(lambda: n_queued() == n, lambda: f"{n_queued()} and not {n}", worker)
-
     def refused() -> list[str]:
         lines = worker.get("/metrics").text.splitlines()
         told = [line for line in lines if line.startswith("worker_requests_rejected_total")]
@@ -181,16 +176,16 @@ def test_a_request_whose_client_leaves_before_the_engine_reads_it_ends_as_499_an
     before = refused()
     for path, body in (*asked, ("/tokenize", {"content": "f"})):
         with asking(worker.port, path, body, {"X-Correlation-Id": "leaves"}):
-            until(lambda: n_queued() > 0, lambda: "it has not come", worker)
-        wait_for(0)
+            until(lambda: worker.n_queued > 0, lambda: "it has not come", worker)
+        worker.wait_queued(0)
     until(lambda: len(statuses()) == 6, lambda: worker.stderr[-2000:], worker)
     assert set(statuses()) == {499} and refused() == before
     kept = {"X-Conversation-Id": "kept"}
     with asking(worker.port, "/v1/completions", {**asked[1][1], "max_tokens": 4}, kept):
-        wait_for(1)
+        worker.wait_queued(1)
     with asking(worker.port, *asked[0]):
-        wait_for(2)
-    wait_for(1)  # the clients that left after it are gone; its own reader may come back
+        worker.wait_queued(2)
+    worker.wait_queued(1)  # the clients that left after it are gone; its own reader may come back
     worker.thaw_engine()
     for path, body in asked[3:]:
         assert worker.post(path, {**body, "max_tokens": 4}).status_code == 200

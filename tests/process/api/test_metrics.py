@@ -12,10 +12,11 @@ from typing import Any
 import httpx
 import pytest
 
+from tests import ROOT
 from tests.conftest import StartWorker
 from tests.support.held import holding, mid_stream
 from tests.support.scripted_api import ScriptedFactory
-from tests.support.worker import ROOT, WorkerProcess, asking, until
+from tests.support.worker import WorkerProcess, asking, until
 
 # Renaming or removing one of these breaks somebody's dashboard; added ones must be kept, too.
 FROZEN = {
@@ -323,13 +324,10 @@ def test_choices_without_room_in_the_queue_are_refused_together(
     worker.wait_metric(CANCELLED, before[0] + 1)
     assert [worker.metric(name) - was for name, was in zip(names, before, strict=True)] == [1] * 3
 
-    def n_queued() -> int:
-        return int(worker.get("/health").json()["queued"])
-
     worker.freeze_engine()
     with asking(worker.port, "/v1/completions", {"prompt": FOX, "n": 3}):
-        until(lambda: n_queued() > 0, lambda: "it has not come", worker)
-    until(lambda: n_queued() == 0, lambda: "who leaves keeps room", worker)
+        until(lambda: worker.n_queued > 0, lambda: "it has not come", worker)
+    worker.wait_queued(0)
     worker.thaw_engine()
     assert worker.post("/v1/completions", {"prompt": FOX, "n": 3}).status_code == 200
 

@@ -12,10 +12,11 @@ from typing import Any
 import httpx
 import pytest
 
+from tests import ROOT
 from tests.support.scripted_api import ScriptedFactory
 from tests.support.scripted_engine import info
 from tests.support.supervised import CONFIG
-from tests.support.worker import ROOT, WorkerProcess
+from tests.support.worker import WorkerProcess
 from worker.api.chat.request import ReasoningOptions, ToolCall
 from worker.api.dialects.ollama.schema import ChatBody
 

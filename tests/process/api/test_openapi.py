@@ -15,6 +15,7 @@ from openapi_spec_validator import validate
 from pydantic import TypeAdapter
 from starlette.types import Scope
 
+from tests import ROOT
 from tests.conftest import StartWorker
 from tests.support.scripted_api import ScriptedFactory
 from tests.support.worker import WorkerProcess
@@ -195,7 +196,7 @@ def test_a_kept_stream_conforms(document: dict[str, Any], worker: WorkerProcess)
     assert rest.content == lines.content[9:]
 
 
-API = Path(__file__).resolve().parents[3] / "worker/api"
+API = ROOT / "worker/api"
 NATIVE = ("/execute", "/v1/inference", "/v1/inference/stream")
 KEPT = ("/execute/{job_id}", "/v1/stream", "/v1/streams/lookup")
 OF_A_GATEWAY = {"x-llorch-worker"}

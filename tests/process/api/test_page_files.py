@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import re
 
-from tests.support.worker import ROOT, WorkerProcess
+from tests import ROOT
+from tests.support.worker import WorkerProcess
 from worker.api.http.page import NO_CHAT, has_chat, takes_gzip
 
 

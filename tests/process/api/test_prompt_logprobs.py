@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests import DATA
 from tests.conftest import StartWorker
 from tests.support.bundled import bundled_gguf
 from tests.support.worker import WorkerProcess
 
-DATA = Path(__file__).parents[2] / "data/loglikelihoods.json"
 PROMPT = "Once upon a time"
 
 
@@ -27,7 +26,7 @@ def test_loglikelihoods_are_those_of_transformers(start_worker: StartWorker) -> 
     """Single precision on both sides; 50 texts, in one request and with an additional token."""
     exact = ("--kv-type", "f32", "--flash-attention", "off")
     worker = start_worker("--model", str(bundled_gguf("f32")), *exact)
-    items = json.loads(DATA.read_text("utf-8"))
+    items = json.loads((DATA / "loglikelihoods.json").read_text("utf-8"))
     assert len(items) == 50
     ids = [item["ids"] for item in items]
     for max_tokens in (0, 1):

@@ -14,11 +14,12 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests import ROOT
 from tests.conftest import StartWorker
 from tests.support.held import holding
 from tests.support.ports import free_port
 from tests.support.sse import Stream, collect
-from tests.support.worker import ROOT, WorkerProcess, until
+from tests.support.worker import WorkerProcess, until
 
 NGINX = """
 daemon off; pid {folder}/nginx.pid; error_log {folder}/error.log; worker_processes 1;

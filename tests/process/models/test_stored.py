@@ -6,7 +6,6 @@ import asyncio
 import fcntl
 import os
 import shutil
-import signal
 import time
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from filelock import FileLock
 
 from tests.support.fetching import fetch
 from tests.support.hub_server import COMMIT, OTHER_COMMIT, Hub, Repo
-from tests.support.worker import WorkerProcess, until
+from tests.support.worker import WorkerProcess
 from worker.commands import convert as cli
 from worker.models.resolve import bundled_folder, resolve
 from worker.models.stored import hold, is_held
@@ -156,10 +155,7 @@ def test_the_model_of_a_running_worker_is_not_removed(
         os.utime(converted, (0, 0))
         assert run("--cache-dir", str(cache), "--older-than", "2") == 0
         # After a crash the next engine finds its file.
-        engine = worker.engine_pid
-        os.kill(engine, signal.SIGKILL)
-        until(lambda: worker.engine_pid != engine, lambda: worker.stderr, worker)
-        worker.wait_ready()
+        worker.replace_engine()
     finally:
         worker.kill()
     assert run("--cache-dir", str(cache), "--remove", converted.name) == 0

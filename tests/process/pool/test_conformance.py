@@ -18,9 +18,10 @@ from typing import Any
 import httpx
 import pytest
 
+from tests import ROOT
 from tests.conftest import StartWorker
 from tests.support.pool_manager import serving
-from tests.support.worker import ROOT, until
+from tests.support.worker import until
 from worker.pool import conformance
 from worker.pool.rules import CALLBACK_FIELDS, HEARTBEAT_FIELDS, PoolMessage, judge
 

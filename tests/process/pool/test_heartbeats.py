@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import signal
 import threading
@@ -11,11 +10,11 @@ import time
 from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests import ROOT
 from tests.conftest import StartWorker
 from tests.support import clock
 from tests.support.held import mid_stream
@@ -99,7 +98,7 @@ def test_a_crash_a_recovery_and_a_drain_are_reported_at_once(start_worker: Start
     with serving() as manager:
         running = start_worker(*manager.heartbeat_flags(interval_s=60), can_be_held=True)
         manager.wait_for_status("ready")
-        os.kill(running.engine_pid, signal.SIGKILL)
+        running.kill_engine()
         until(
             lambda: "recovering" in [m.payload["state"] for m in manager.beats],
             lambda: str(manager.statuses),
@@ -199,7 +198,7 @@ def test_each_heartbeat_has_the_whole_state(
     with serving(port) as manager:
         manager.wait_for(n_beats=1)
         beat = manager.beats[0].payload
-        page = (Path(__file__).parents[3] / "docs/pool-and-fleet.md").read_text("utf-8")
+        page = (ROOT / "docs/pool-and-fleet.md").read_text("utf-8")
         rows = re.findall(r"^\| (`.+?) \|", page.partition("### What it sends")[2], re.MULTILINE)
         assert set(re.findall(r"`(\w+)`", " ".join(rows))) == set(beat), "the page has each field"
         static = ("worker_id", "incarnation", "uri", "model_ref", "slots", "vram_bytes", "device")

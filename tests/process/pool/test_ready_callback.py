@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -86,8 +84,8 @@ def test_callbacks_pause_while_the_engine_is_not_ready(start_worker: StartWorker
         running = start_worker("--callback-url", f"{manager.url}/ready", can_be_held=True)
         manager.wait_for(n_callbacks=1)
         running.hold.touch()
-        os.kill(running.engine_pid, signal.SIGKILL)
-        until(lambda: running.get("/ready").status_code == 503, lambda: "still ready")
+        running.kill_engine()
+        running.wait_status("/ready", 503)
         time.sleep(2)
         manager.reply = answers()
         time.sleep(1)

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from tests import ROOT
 from tests.support.ports import free_port
 from tests.support.worker import until
 from worker.devices.select import wheel_stamp
 from worker.llama import library
 
-ROOT = Path(__file__).resolve().parents[3]
 PLUGIN = "libggml-rpc.so"
 
 

@@ -12,10 +12,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from builds.pins import FOLDER
+from tests import ROOT
 from tests.support.ports import free_port
 
-ROOT = FOLDER.parent
 PROMPT = {"job_id": "first", "prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}
 WAIT_S = 1700
 

@@ -16,11 +16,11 @@ from typing import Any
 
 import psutil
 
+from tests import ROOT
 from tests.support.ports import free_port
 from tests.system.fleet.load import get
 from worker.fleet.cluster import LOCAL_ENVIRONMENT
 
-ROOT = Path(__file__).resolve().parents[3]
 ROUNDS = int(os.environ.get("ROUNDS") or 2)
 MARK = "FLEET_TEST"
 """A variable that marks this test's processes."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests import DATA
 from tests.support.bundled import bundled_with_template
 from tests.support.gateway import gateway_before, token_of
 from tests.support.worker import WorkerProcess
@@ -18,7 +19,6 @@ from tests.unit.fleet.scripted import call
 from worker.fleet.gateway import Gateway
 
 pytestmark = pytest.mark.anyio
-TEMPLATES = Path(__file__).parents[2] / "data" / "templates"
 GROUPS = ("one", "two")
 RESUME = {"x-llorch-resume": "1"}
 JOB: dict[str, Any] = {"prompt": "Once", "max_tokens": 400, "temperature": 0, "ignore_eos": True}
@@ -30,7 +30,9 @@ def workers(
 ) -> Iterator[dict[str, WorkerProcess]]:
     """One worker of each of two groups; the second one reasons."""
     folder = tmp_path_factory.mktemp("workers")
-    template = (TEMPLATES / "deepseek-ai-DeepSeek-R1-Distill-Llama-8B.jinja").read_text("utf-8")
+    template = (DATA / "templates" / "deepseek-ai-DeepSeek-R1-Distill-Llama-8B.jinja").read_text(
+        "utf-8"
+    )
     thinker = bundled_with_template(folder / "thinker.gguf", template)
     running: dict[str, WorkerProcess] = {}
     for group in GROUPS:

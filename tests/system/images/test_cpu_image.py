@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import ROOT
 from tests.support import sse
 from tests.support.pool_manager import PoolManager
 from tests.support.worker import until
@@ -18,7 +19,6 @@ from tests.system.images.conftest import image_size_bytes
 from tests.system.images.container import Container, environment, podman, running
 
 pytestmark = pytest.mark.long
-ROOT = Path(__file__).resolve().parents[3]
 
 SIZE_LIMIT_BYTES = 400_000_000
 # podman gives even a read-only container a /tmp, which others do not.

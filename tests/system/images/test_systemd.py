@@ -9,16 +9,16 @@ import json
 import subprocess
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
+from tests import ROOT
 from tests.support import sse
 from tests.support.worker import until
 from tests.system.images.container import environment, podman
 
 pytestmark = pytest.mark.long
-UNIT = Path(__file__).resolve().parents[3] / "builds" / "deploy" / "llorch-worker@.service"
+UNIT = ROOT / "builds" / "deploy" / "llorch-worker@.service"
 IMAGE = "localhost/llorch-systemd:test"
 SERVICE = "llorch-worker@cpu"
 PORT = 8123

@@ -4,9 +4,7 @@ page; `make page-test`."""
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -220,7 +218,7 @@ def test_the_status_is_asked_for_only_while_the_page_is_seen(page: Any) -> None:
 
 
 def test_a_restart_of_the_engine_is_told(page: Any, worker: WorkerProcess) -> None:
-    os.kill(worker.engine_pid, signal.SIGKILL)
+    worker.kill_engine()
     expect(page.locator("#restarts")).to_contain_text("SIGKILL")
     expect(page.locator("#restarts-text")).to_contain_text("1 since the start")
     expect(page.locator("#state .dot")).to_have_class("dot ready")

@@ -20,10 +20,11 @@ from typing import Any
 
 import pytest
 
+from tests import ROOT
 from tests.conftest import StartWorker
 from tests.support.bundled import bundled_gguf
 from tests.support.hub_server import Repo, running_hub
-from tests.support.worker import ROOT, WorkerProcess, environment, installed, until
+from tests.support.worker import WorkerProcess, environment, installed, until
 from tests.system.page.chatting import Chat
 from tests.system.page.watching import expect
 

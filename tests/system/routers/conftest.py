@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tests import ROOT
 from tests.conftest import StartWorker
-from tests.support.worker import ROOT, WorkerProcess
+from tests.support.worker import WorkerProcess
 from tools.environments import python_with
 
 HERE = Path(__file__).parent

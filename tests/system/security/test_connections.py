@@ -29,9 +29,10 @@ from dataclasses import dataclass, field
 import psutil
 import pytest
 
+from tests import ROOT
 from tests.conftest import StartWorker
 from tests.process.api.test_crowd import health_times, p99
-from tests.support.worker import ROOT, WorkerProcess, computed_s, new_job_id
+from tests.support.worker import WorkerProcess, computed_s, new_job_id
 
 pytestmark = pytest.mark.long
 

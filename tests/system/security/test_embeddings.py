@@ -35,7 +35,7 @@ def test_a_stalled_embedding_is_served_by_the_next_engine(
     worker.freeze_engine()
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(worker.post, "/v1/embeddings", BODY)
-        until(lambda: worker.get("/health").status_code == 503, lambda: "healthy all the time")
+        worker.wait_status("/health", 503)
         assert answer.result().status_code == 200
     assert worker.engine_pid != first
     assert worker.metric('worker_requests_total{outcome="success"}') == 1
@@ -78,7 +78,7 @@ def test_embeddings_are_bounded_cancelled_timed_out_and_drained(
         waiting = pool.submit(worker.post, "/v1/embeddings", BODY)
         queued(worker, 1)
         worker.signal(signal.SIGTERM)
-        until(lambda: worker.get("/ready").status_code == 503, lambda: "still ready")
+        worker.wait_status("/ready", 503)
         assert worker.post("/v1/embeddings", BODY).status_code == 503
         time.sleep(0.5)
         worker.thaw_engine()

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests import ROOT
 from tests.conftest import starting
 from tests.support.devices.fixtures import SHAPES
 from tests.support.devices.other_architectures import encoder
@@ -21,7 +22,6 @@ from tests.support.worker import WorkerProcess
 from tools.gpu.cards import Cards, NoCards, drivers
 from worker.devices.select import wheel_stamp
 
-ROOT = Path(__file__).resolve().parents[3]
 Prove = Callable[..., dict[str, Any]]
 MakeCards = Callable[[str], Cards]
 StartOnCards = Callable[..., WorkerProcess]

@@ -43,7 +43,7 @@ def test_a_queued_job_is_cancelled_within_100_ms(worker: WorkerProcess) -> None:
     for holder in holders:
         holder.start()
     try:
-        until(lambda: worker.get("/health").json()["queued"] >= 16, lambda: "no 32 streams")
+        until(lambda: worker.n_queued >= 16, lambda: "no 32 streams")
         clock.soon(lambda: [time_to_cancel(worker, after_chunks=0) for _ in range(5)], 0.1)
     finally:
         stop.set()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import threading
 import time
@@ -29,7 +28,7 @@ def crash_in_mid_stream(
 ) -> sse.Stream:
     """Kill the engine once tokens flow, and read the stream to its end."""
     with mid_stream(running, prompt, **LONG, **fields) as reading:
-        os.kill(running.engine_pid, number)
+        running.kill_engine(number)
         running.hold.unlink()
         return reading.rest()
 
@@ -66,10 +65,9 @@ def test_after_the_renderer_was_killed_the_next_engine_answers(
     [("SIGKILL", "by the kernel for lack of memory"), ("SIGILL", "this processor lacks")],
 )
 def test_the_log_explains_the_signal(running: WorkerProcess, name: str, meant: str) -> None:
-    n_before = len(running.logs("engine.crashed"))
-    os.kill(running.engine_pid, signal.Signals[name])
-    until(lambda: len(running.logs("engine.crashed")) > n_before, lambda: "not told", running)
-    how = running.logs("engine.crashed")[-1]["how"]
+    n_crashes = len(running.logs("engine.crashed"))
+    running.kill_engine(signal.Signals[name])
+    how = running.wait_log("engine.crashed", n_crashes + 1)["how"]
     assert how.startswith(f"killed by {name}: ") and how.endswith(meant)
 
 
@@ -100,7 +98,7 @@ def test_a_death_ends_no_stream(start_worker: StartWorker) -> None:
 def test_with_survive_crashes_0_a_crash_ends_the_stream(start_worker: StartWorker) -> None:
     running = start_worker("--survive-crashes", "0", can_be_held=True)
     with mid_stream(running, "One day", **LONG) as reading:
-        os.kill(running.engine_pid, signal.SIGKILL)
+        running.kill_engine()
         stream = reading.rest()
         assert stream.error["code"] == "ENGINE_CRASHED" and stream.error["retriable"] is True
         ready = running.get("/ready")
@@ -141,7 +139,7 @@ def test_a_crash_does_not_change_log_probabilities_and_schema(running: WorkerPro
                     n_logprobs += len("".join(e["token"] for e in choice["logprobs"]["content"]))
             if len(text) > 3 and not is_killed:
                 is_killed = True
-                os.kill(running.engine_pid, signal.SIGKILL)
+                running.kill_engine()
                 running.hold.unlink()
     answer = json.loads(text)
     assert len(answer) == 12 and all(len(each) >= 30 for each in answer)
@@ -164,11 +162,9 @@ def test_a_failed_native_assertion_is_reported_in_its_words(start_worker: StartW
 
 def test_a_crash_loop_ends_the_worker(start_worker: StartWorker) -> None:
     running = start_worker("--crash-limit", "2")
-    for n in (2, 3):
-        os.kill(running.engine_pid, signal.SIGKILL)
-        until(lambda n=n: len(running.logs("engine.spawned")) == n, lambda: "no engine")
-        running.wait_ready()
-    os.kill(running.engine_pid, signal.SIGKILL)
+    for _ in range(2):
+        running.replace_engine()
+    running.kill_engine()
     assert running.wait() == 8
     assert running.logs("worker.failed")[0]["code"] == "ENGINE_CRASH_LOOP"
     assert "3 times" in running.stderr.strip().splitlines()[-1]
@@ -178,10 +174,10 @@ def test_a_crash_loop_in_a_drain_exits_with_8(start_worker: StartWorker) -> None
     running = start_worker("--crash-limit", "1", can_be_held=True)
     with mid_stream(running, "One day", **LONG) as reading:
         running.signal(signal.SIGTERM)
-        until(lambda: running.get("/ready").status_code == 503, lambda: "still ready")
+        running.wait_status("/ready", 503)
         for n in (1, 2):
-            until(lambda n=n: len(running.logs("engine.spawned")) == n, lambda: "no engine")
-            os.kill(running.engine_pid, signal.SIGKILL)
+            running.wait_log("engine.spawned", n)
+            running.kill_engine()
         assert reading.rest().error["code"] == "ENGINE_CRASHED"
     assert running.wait() == 8
 
@@ -194,7 +190,7 @@ def test_a_stall_is_unhealthy_then_replaced(watched: WorkerProcess) -> None:
         running.freeze_engine()
         running.hold.unlink()
         assert running.get("/health").status_code == 200, "not yet"
-        until(lambda: running.get("/health").status_code == 503, lambda: "healthy all the time")
+        running.wait_status("/health", 503)
         # Not 2.5: on a busy machine the last step before the stop may be older than this.
         assert time.monotonic() - stopped_at >= 1.25
         stream = reading.rest()

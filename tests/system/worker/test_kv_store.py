@@ -3,8 +3,6 @@ worker."""
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 from typing import Any, get_args
 
@@ -26,13 +24,6 @@ def turn(worker: WorkerProcess, so_far: list[int], text: str) -> tuple[list[int]
     return prompt + answer["tokens"], answer
 
 
-def kill(worker: WorkerProcess) -> None:
-    first = worker.engine_pid
-    os.kill(first, signal.SIGKILL)
-    until(lambda: worker.engine_pid != first, lambda: worker.stderr[-2000:], worker)
-    worker.wait_ready()
-
-
 def until_stored(worker: WorkerProcess, store: Path, before: set[Path]) -> set[Path]:
     """Wait until there is a new file; returns all files."""
     until(lambda: bool({*store.glob("*.kv")} - before), lambda: worker.stderr[-2000:])
@@ -46,7 +37,7 @@ def check(start_worker: StartWorker, folder: Path, *flags: str) -> tuple[list[in
     running = start_worker(*flags)
     said, _ = turn(running, [], WORDS)
     first = until_stored(running, store, set())
-    kill(running)
+    running.replace_engine()
     longer, answer = turn(running, said, " What then?")
     assert answer["timings"]["cache_n"] >= 0.95 * answer["tokens_evaluated"], answer
     from_disk = running.metric('worker_tokens_reused_total{tier="disk"}')

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests import DATA
 from tests.conftest import StartWorker
 from tests.support.worker import WorkerProcess
 
-CASES = json.loads((Path(__file__).parents[2] / "data" / "expected_greedy.json").read_text())[
-    "cases"
-]
+CASES = json.loads((DATA / "expected_greedy.json").read_text())["cases"]
 CLEAR_MARGIN = 0.05
 """Difference of the two best logits below which rounding may choose the other token."""
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 from datetime import UTC, datetime
 from typing import Any
@@ -107,8 +105,7 @@ def test_a_containers_first_process_leaves_no_zombie(
     start_worker: StartWorker,
 ) -> None:
     running = start_worker(command=[sys.executable, "-c", FIRST_PROCESS])
-    os.kill(running.engine_pid, signal.SIGKILL)
-    until(lambda: len(running.logs("engine.ready")) == 2, lambda: running.stderr, running)
+    running.replace_engine()
     assert not [each for each in running.children() if each.status() == psutil.STATUS_ZOMBIE]
     assert running.post("/sleep", {}).json() == {"status": "sleeping"}
     until(lambda: not running.children(), lambda: str(running.children()), running)

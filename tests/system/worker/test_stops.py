@@ -44,7 +44,7 @@ def test_running_streams_finish_and_new_work_is_refused(
             for each in worker.children() if to_all else []:  # as systemd does by default
                 each.send_signal(signal.Signals[name])
             worker.signal(signal.Signals[name])
-        until(lambda: worker.get("/ready").status_code == 503, lambda: "still ready")
+        worker.wait_status("/ready", 503)
         assert worker.get("/ready").json()["state"] == "draining"
         refused = worker.post("/execute", {"job_id": "late", "prompt": "Hi"})
         assert refused.status_code == 503 and refused.json()["code"] == "SHUTTING_DOWN"
@@ -101,7 +101,7 @@ def test_a_terminal_that_is_closed_lets_streams_finish(warm_cache: Path, tmp_pat
         worker = WorkerProcess(process, tmp_path, listening["port"])
         with mid_stream(worker, "One day", max_tokens=40, ignore_eos=True) as reading:
             os.close(ours)
-            until(lambda: worker.get("/ready").status_code == 503, lambda: "still ready")
+            worker.wait_status("/ready", 503)
             worker.signal(signal.SIGHUP)  # a shell sends it before the system does
             worker.hold.unlink()
             assert reading.rest().end["tokens_out"] == 40
@@ -123,7 +123,7 @@ def test_a_second_signal_stops_now(start_worker: StartWorker) -> None:
     with mid_stream(worker, "One day", **LONG) as reading:
         worker.freeze_engine()
         worker.signal(signal.SIGTERM)
-        until(lambda: worker.get("/ready").status_code == 503, lambda: "still ready")
+        worker.wait_status("/ready", 503)
         before = time.monotonic()
         worker.signal(signal.SIGTERM)
         assert worker.wait() == 0

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests import ROOT
 from tests.conftest import StartWorker
 from tests.support import sse
 from tests.support.pool_manager import serving
@@ -120,7 +121,7 @@ def preloadable(folder: Path, name: str) -> Path:
     if sys.platform != "linux":
         pytest.skip("LD_PRELOAD is Linux's")
     library = folder / f"{name}.so"
-    source = Path(__file__).parents[2] / "support" / f"{name}.c"
+    source = ROOT / "tests" / "support" / f"{name}.c"
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang") or "cc"
     subprocess.run(
         [compiler, "-shared", "-fPIC", "-O2", "-o", str(library), str(source), "-ldl"], check=True

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests import ROOT
 from tests.conftest import StartWorker
-from tests.support.worker import ROOT, WorkerProcess
+from tests.support.worker import WorkerProcess
 
 HOOK = """\
 import os, sys

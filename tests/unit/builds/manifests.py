@@ -15,7 +15,8 @@ from typing import Any
 
 import yaml
 
-ROOT = Path(__file__).resolve().parents[3]
+from tests import ROOT
+
 KUBERNETES = ROOT / "builds" / "deploy" / "kubernetes"
 PUBLISHED = ROOT / "tests" / "data" / "kubernetes"
 CRDS = ("inferencepools.yaml", "httproutes.yaml", "scaledobjects.yaml", "podmonitors.yaml")

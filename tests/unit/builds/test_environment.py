@@ -14,9 +14,7 @@ import pytest
 from builds import environment, locks, pins, toolchain
 from builds.environment import STAMP
 from builds.errors import BuildError
-from builds.pins import FOLDER
-
-ROOT = FOLDER.parent
+from tests import ROOT
 
 
 def own_venv() -> Path:

@@ -14,11 +14,11 @@ import yaml
 from builds import cli, images
 from builds import pins as pinned
 from builds.errors import BuildError
+from tests import ROOT
 from worker.flags import parse_flags
 from worker.settings import FIELDS, Settings
 from worker.wire.backends import BACKENDS, BackendName
 
-ROOT = pinned.FOLDER.parent
 DOCKERFILES = {backend: ROOT / f"Dockerfile.{backend}" for backend in images.BACKENDS}
 
 

@@ -10,9 +10,8 @@ import pytest
 from builds import compile, processor, store, wheels
 from builds import pins as pinned
 from builds.errors import BuildError
+from tests import ROOT
 from worker import installation
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_the_worker_asks_for_the_release_that_is_pinned() -> None:

@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from builds import pins, sdist
+from tests import ROOT
 from tests.support.devices import other_architectures as other
 from tests.support.devices import rpc
 from tests.support.devices.fixtures import Given, MakeConfig
@@ -320,7 +321,7 @@ def test_a_device_that_is_gone_is_a_loss_and_not_a_crash(models: dict[str, Path]
     with rpc.serve() as (setting, device):
         holder = subprocess.Popen(
             [sys.executable, "-m", "tests.support.devices.holder", models["wide-heads"], setting],
-            cwd=rpc.ROOT,
+            cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants, hf_hub_download
 
+from tests import ROOT
 from tests.support.fetching import failure, fetch, fetching
 from tests.support.hub_server import COMMIT, OTHER_COMMIT, Hub, Repo
 from worker.errors import DownloadError
@@ -25,8 +26,6 @@ from worker.models.hub.download import Downloaded
 from worker.models.hub.remote import RemoteFile
 from worker.models.hub.transfer import Transfer
 from worker.wire.messages import Progress
-
-ROOT = Path(__file__).parents[3]
 
 
 def partial_of(tmp_path: Path, content: bytes) -> Path:

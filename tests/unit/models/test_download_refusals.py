@@ -14,13 +14,12 @@ from typing import Any
 import pytest
 from huggingface_hub import close_session, constants
 
+from tests import ROOT
 from tests.support import clock
 from tests.support.fetching import failure, fetch
 from tests.support.hub import set_endpoint
 from tests.support.hub_server import COMMIT, OTHER_COMMIT, TOKEN, Hub, Repo
 from worker.models.hub import remote, transfer
-
-ROOT = Path(__file__).parents[3]
 
 
 def test_the_storage_host_never_sees_the_token(

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
+from tests import ROOT
 from tests.support.bundled import bundled_gguf
 from worker.models.adapter import resolve_adapters
 from worker.models.gguf.header import read_header
 from worker.wire.adapters import parse_adapter
 
-ROOT = Path(__file__).parents[3]
 ADAPTER = ROOT / "tests/data/adapter"
 
 

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tests import ROOT
 from worker.errors import ConfigError, ModelError
 from worker.models import registry
 from worker.models.reference import HubReference
-
-ROOT = Path(__file__).parents[3]
 
 
 def test_the_shipped_registry_is_sound() -> None:

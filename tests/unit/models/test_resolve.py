@@ -18,6 +18,7 @@ from typing import Any, get_args
 import psutil
 import pytest
 
+from tests import ROOT
 from tests.support.samples import write_gguf, write_split
 from tests.unit.convert.check_here import CheckHere
 from worker import installation
@@ -34,8 +35,6 @@ from worker.models.gguf.header import read_header
 from worker.models.resolve import ResolvedModel, bundled_folder, resolve
 from worker.settings import Settings
 from worker.wire.messages import Progress
-
-ROOT = Path(__file__).parents[3]
 
 
 def resolved(ref: str | None, cache: Path, outtype: str = "q8_0") -> ResolvedModel:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[3]
+from tests import ROOT
 
 TEST = "tests/unit/devices/test_memory.py::test_the_plan_equals_the_allocation"
 RUN = f"""

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from builds import pins
-from tests.support.worker import ROOT
+from tests import ROOT
 from tools.bench import report
 from tools.bench.errors import BenchError, exit_code
 from tools.bench.model import INSTRUCT, bench_model
