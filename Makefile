@@ -51,7 +51,7 @@ pytest: setup ## run only the tests, in three processes (TESTS="tests/process/ap
 	$(VENV)/bin/pytest -n 3 --dist loadfile --no-loadscope-reorder $(TESTS)
 
 fuzz: setup ## send a real worker 10,000 random bodies; also fuzz schemas, templates, GGUF headers (against llama.cpp) and 100,000 frames between the processes
-	$(VENV)/bin/pytest -m long -rP tests/process/api/test_openapi.py tests/system/security/test_fuzz.py tests/unit/api/test_structured.py tests/unit/models/test_gguf_native.py tests/unit/wire/test_wire.py
+	$(VENV)/bin/pytest -m long -rP tests/process/api/test_openapi.py tests/system/security/test_fuzz.py tests/unit/engine/test_template_fuzz.py tests/unit/api/test_structured.py tests/unit/models/test_gguf_native.py tests/unit/wire/test_wire.py
 
 routers: setup ## test routers from PyPI, Prometheus and kubectl with three workers (needs Debian's prometheus)
 	$(VENV)/bin/pytest -m long -rP tests/system/routers

@@ -52,6 +52,10 @@ class PoolManager(Manager):
             lambda: f"{len(self.callbacks)} callbacks, {len(self.beats)} beats",
         )
 
+    def wait_accepted(self) -> None:
+        """Wait for a callback that it has accepted; it counts a message after its answer."""
+        until(lambda: any(m.accepted for m in self.callbacks), lambda: "none is counted")
+
     def wait_for_status(self, status: str) -> None:
         until(lambda: status in self.statuses, lambda: f"beats: {self.statuses}")
 

@@ -15,9 +15,6 @@ from pydantic import BaseModel, Field
 from tests.support.pictures import picture
 from tests.support.sse import parse
 from tests.support.worker import WorkerProcess
-from worker.api.dialects.anthropic.schema import PromptBody, chat_of
-from worker.api.dialects.openai.routes import OPERATIONS
-from worker.wire.work import Medium
 
 FRANCE = "What is the capital of France?"
 PARIS = "The capital of France is Paris."
@@ -59,56 +56,6 @@ def test_models_are_listed_for_anthropics_clients_and_openais(worker: WorkerProc
     assert theirs.object == "model"
     assert abs(theirs.created - one.created_at.timestamp()) <= 1
     assert one.max_input_tokens == one.max_tokens == 1024
-
-
-def test_a_fleets_model_lists_are_joined_into_one() -> None:
-    [operation] = [each for each in OPERATIONS if (each.method, each.path) == ("GET", "/v1/models")]
-    assert operation.joined is not None
-    pages = [
-        {"object": "list", "data": [{"id": id}], "has_more": False, "first_id": id, "last_id": id}
-        for id in ("a", "b")
-    ]
-    whole = {"object": "list", "data": [{"id": "a"}, {"id": "b"}]}
-    assert operation.joined(pages) == whole | {"has_more": False, "first_id": "a", "last_id": "b"}
-
-
-def test_consecutive_messages_of_one_role_are_joined() -> None:
-    """As at Anthropic; many templates accept nothing else."""
-    said = [{"type": "text", "text": "B"}, {"type": "image", "source": PICTURE}]
-    thought = {"type": "thinking", "thinking": "Hm.", "signature": ""}
-    given = [
-        {"role": "user", "content": "A"},
-        {"role": "user", "content": said},
-        {"role": "user", "content": "C"},
-        {"role": "assistant", "content": [thought, CALL]},
-        {"role": "assistant", "content": "D"},
-        {"role": "user", "content": [{"type": "text", "text": "E"}, RESULT]},
-        {"role": "user", "content": [RESULT | {"tool_use_id": "2"}]},
-        {"role": "user", "content": "F"},
-    ]
-    asked, called, *results, last = chat_of(PromptBody.model_validate({"messages": given})).messages
-    before, picture, behind = asked.content or ()
-    assert (before, behind) == ("A\n\nB", "C") and isinstance(picture, Medium)
-    assert called.content == ("D",) and called.reasoning == "Hm." and len(called.tool_calls) == 1
-    assert [(each.role, each.tool_call_id) for each in results] == [("tool", "1"), ("tool", "2")]
-    assert last.role == "user" and last.content == ("E\n\nF",)
-
-
-@pytest.mark.parametrize(
-    ("content", "told"),
-    [
-        ("No star.", ("Error: No star.",)),
-        ("error: no star", ("error: no star",)),
-        ("", ("Error: ",)),
-        ([{"type": "text", "text": "No star."}], ("Error: No star.",)),
-        ([], ("Error: ",)),
-    ],
-)
-def test_a_failed_tool_result_begins_with_error(content: Any, told: Any) -> None:
-    given = RESULT | {"is_error": True, "content": content}
-    body = PromptBody.model_validate({"messages": [{"role": "user", "content": [given]}]})
-    [found] = chat_of(body).messages
-    assert found.content == told
 
 
 def test_a_keyword_that_a_forced_call_does_not_enforce_is_named(worker: WorkerProcess) -> None:

@@ -17,8 +17,6 @@ from tests.support.scripted_api import ScriptedFactory
 from tests.support.scripted_engine import info
 from tests.support.supervised import CONFIG
 from tests.support.worker import WorkerProcess
-from worker.api.chat.request import ReasoningOptions, ToolCall
-from worker.api.dialects.ollama.schema import ChatBody
 
 NAME = "tiny-model:latest"
 
@@ -218,29 +216,6 @@ def test_an_answer_follows_its_format(worker: WorkerProcess) -> None:
     if as_json["done_reason"] == "stop":
         assert isinstance(json.loads(as_json["response"]), dict)
     assert chat(worker, format="").status_code == 200
-
-
-def test_a_conversation_is_read_whole() -> None:
-    call = {"function": {"name": "look", "arguments": {"where": "up"}}}
-    body = ChatBody.model_validate(
-        {
-            "model": "m",
-            "think": "high",
-            "messages": [
-                {"role": "assistant", "content": "", "thinking": "Hm.", "tool_calls": [call]},
-                {"role": "tool", "content": "A star.", "tool_name": "look"},
-            ],
-            "tools": [{"type": "function", "function": {"name": "look"}}],
-        }
-    )
-    chat = body.chat(reasoning=body.reasoning)
-    asked, result = chat.messages
-    assert asked.reasoning == "Hm." and asked.tool_calls == (ToolCall("look", {"where": "up"}),)
-    assert (result.role, result.name, result.content) == ("tool", "look", ("A star.",))
-    assert [tool.name for tool in chat.tools] == ["look"]
-    assert chat.reasoning == ReasoningOptions(effort="high", enabled=True)
-    silent = ChatBody.model_validate({"model": "m", "messages": FRANCE, "think": False})
-    assert silent.reasoning == ReasoningOptions(enabled=False)
 
 
 def test_log_probabilities_come_with_their_tokens(worker: WorkerProcess) -> None:

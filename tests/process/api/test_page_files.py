@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 
 from tests import ROOT
 from tests.support.worker import WorkerProcess
-from worker.api.http.page import NO_CHAT, has_chat, takes_gzip
+from worker.api.http.page import NO_CHAT, has_chat
 
 
 def test_the_page_is_small_and_its_policy_closed(worker: WorkerProcess) -> None:
@@ -69,22 +68,3 @@ def test_the_api_is_served_below_the_chat_too(worker: WorkerProcess) -> None:
     assert worker.post("/chat/v1/chat/completions", {}).status_code == 400
     assert worker.get("/chat/chat/props").status_code == 404
     assert worker.get("/chat/nothing").status_code == 404
-
-
-def test_a_page_is_compressed_only_for_clients_that_accept_gzip() -> None:
-    for accepted in ("gzip", "br, gzip;q=0.1", "GZIP ; q=1.0", "identity, gzip"):
-        assert takes_gzip(accepted), accepted
-    for accepted in ("", "br", "gzip;q=0, identity", "gzip ; q=0.00", "x-gzip"):
-        assert not takes_gzip(accepted), accepted
-
-
-def test_the_vendored_libraries_are_the_published_ones() -> None:
-    folder = ROOT / "worker" / "assets" / "page" / "vendor"
-    rows = re.findall(
-        r"^\| `(\S+)` .*`([0-9a-f]{64})` \|$", (folder / "README.md").read_text(), re.M
-    )
-    listed = dict(rows)
-    found = {path.name for path in folder.iterdir() if path.suffix in (".js", ".css")}
-    assert found == set(listed)
-    for name, digest in listed.items():
-        assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest

@@ -23,8 +23,7 @@ from worker.convert import manifest
 from worker.errors import ModelError
 from worker.installation import own_version
 from worker.models.gguf.header import read_header
-from worker.models.hub.cache import RepoCache
-from worker.models.reference import name_of, snapshot_of
+from worker.models.reference import name_of
 from worker.models.resolve import bundled_folder, resolve_checkpoint
 
 __all__ = ["_check_here"]
@@ -194,15 +193,6 @@ def test_info_has_the_source_of_a_converted_model(here: Path, start_worker: Star
         "difference": None,
     }
     TypeAdapter(Info).validate_python(info)
-
-
-def test_a_snapshot_is_recognised_by_its_path(tmp_path: Path) -> None:
-    cache = RepoCache(tmp_path, "owner/some-name")
-    folder = cache.snapshot(COMMIT)
-    assert str(snapshot_of(folder)) == f"hf:owner/some-name@{COMMIT}"
-    assert name_of(folder) == "some-name"
-    for other in (folder.parent, folder.with_name("main"), tmp_path / "snapshots" / COMMIT):
-        assert snapshot_of(other) is None and name_of(other) == other.name
 
 
 @pytest.mark.parametrize(("ref", "code"), [("nope", 3), ("", 2), ("s3://bucket/model", 2)])

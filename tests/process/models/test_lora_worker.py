@@ -3,8 +3,6 @@ files that are not adapters are refused."""
 
 from __future__ import annotations
 
-import asyncio
-import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,12 +20,6 @@ from tests.support.random_adapters import random_adapters
 from tests.support.worker import WorkerProcess, run_to_exit
 from tools.survival import EXACT, FIELDS, Alone, alone, prompt
 from worker.devices.preflight import CHILD
-from worker.errors import ModelError
-from worker.models.adapter import resolve_adapters
-from worker.models.gguf.header import read_header
-from worker.models.resolve import resolve
-from worker.settings import Settings
-from worker.wire.adapters import parse_adapter
 
 ADAPTER = DATA / "adapter"
 STORY = "Once upon a time"
@@ -234,16 +226,6 @@ def test_an_adapter_without_a_name_is_the_default(
     assert ("adapter", "ok") in [(check.name, check.status) for check in report.checks]
 
 
-def test_an_adapter_that_cannot_be_converted_is_refused_with_its_flag(tmp_path: Path) -> None:
-    shutil.copytree(ADAPTER, tmp_path / "saves")
-    settings = tmp_path / "saves/adapter_config.json"
-    whole = '"modules_to_save": ["lm_head"]'
-    settings.write_text(settings.read_text().replace('"modules_to_save": null', whole))
-    wanted = [parse_adapter(str(tmp_path / "saves"))]
-    with pytest.raises(ModelError, match="^--lora: .*whole modules"):
-        asyncio.run(resolve_adapters(wanted, read_header(bundled_gguf("f32")), tmp_path))
-
-
 @pytest.mark.parametrize(("flag", "name"), [("--lora", "nowhere"), ("--control-vector", "no-gguf")])
 def test_an_unreadable_adapter_or_vector_is_refused_with_its_flag(
     tmp_path: Path, warm_cache: Path, flag: str, name: str
@@ -258,28 +240,3 @@ def test_an_unreadable_adapter_or_vector_is_refused_with_its_flag(
     report = diagnose(warm_cache, child, **{flag.removeprefix("--").replace("-", "_"): given[1]})
     (told,) = [check.text for check in report.checks if check.status == "failed"]
     assert told.startswith(f"{flag}: ") and report.exit_code == 3
-
-
-def test_an_adapter_folder_is_converted_once_and_again_if_its_file_is_damaged(
-    tmp_path: Path, warm_cache: Path
-) -> None:
-    """Like a checkpoint: by one of the workers that start at once, and never partially."""
-
-    async def resolved() -> tuple[set[str], set[str]]:
-        base = (await resolve(Settings(cache_dir=warm_cache), None)).header
-        phases: set[str] = set()
-        wanted = [parse_adapter(str(ADAPTER))]
-        found = await asyncio.gather(
-            *(
-                resolve_adapters(wanted, base, tmp_path, lambda told: phases.add(told.phase))
-                for _ in range(2)
-            )
-        )
-        return {adapter.path for adapters in found for adapter in adapters}, phases
-
-    (path,), phases = asyncio.run(resolved())
-    assert "waiting for another worker's conversion" in phases
-    whole = Path(path).read_bytes()
-    Path(path).write_bytes(whole[: len(whole) // 2])
-    assert asyncio.run(resolved())[0] == {path}
-    assert Path(path).read_bytes() == whole

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import shutil
 import time
@@ -17,7 +16,6 @@ from tests.support.hub_server import COMMIT, OTHER_COMMIT, Hub, Repo
 from tests.support.worker import WorkerProcess
 from worker.commands import convert as cli
 from worker.models.resolve import bundled_folder, resolve
-from worker.models.stored import hold, is_held
 from worker.settings import Settings
 
 
@@ -181,16 +179,3 @@ def test_a_running_download_is_not_removed(cache: Path, capsys: pytest.CaptureFi
     assert "being downloaded" in capsys.readouterr().err and partial.exists()
     assert run("--cache-dir", str(cache), "--remove", "cccc") == 0
     assert not partial.exists()
-
-
-def test_a_file_that_another_program_has_locked_is_not_waited_for(tmp_path: Path) -> None:
-    path = tmp_path / "model.gguf"
-    path.touch()
-    with path.open("rb") as theirs:
-        fcntl.flock(theirs, fcntl.LOCK_EX)
-        assert hold(path) is None
-        fcntl.flock(theirs, fcntl.LOCK_UN)
-    mark = hold(path)
-    assert mark is not None and is_held(path)
-    mark.close()
-    assert not is_held(path)

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import signal
 import threading
 import time
-from collections.abc import Mapping
-from http.server import BaseHTTPRequestHandler
 from itertools import pairwise
 from typing import Any
-
-import pytest
 
 from tests import ROOT
 from tests.conftest import StartWorker
@@ -27,10 +22,6 @@ from tests.support.pool_manager import (
     serving,
 )
 from tests.support.worker import WorkerProcess, until
-from worker.observability.metrics import Metrics
-from worker.pool.client import PoolClient
-from worker.pool.heartbeat import Heartbeats
-from worker.settings import Settings
 
 
 def busy(running: WorkerProcess, stop: threading.Event) -> threading.Thread:
@@ -69,28 +60,6 @@ def test_heartbeats_go_from_loading_to_draining_in_sequence(start_worker: StartW
     assert max(beat["running"] for beat in beats) == 1
     assert max(beat["kv_cells_used"] for beat in beats) > 0
     assert beats[-1]["resident"] is True and beats[-1]["uri"] == running.base_url
-
-
-@pytest.mark.anyio
-async def test_the_last_heartbeat_is_repeated_until_it_is_accepted() -> None:
-    answers, sent = ["", "it answered late", ""], list[str]()
-    statuses = ["ready", "draining"]
-
-    class Client(PoolClient):
-        async def post(
-            self, url: str, payload: Mapping[str, Any], timeout_seconds: float
-        ) -> tuple[int | None, str]:
-            sent.append(f"{payload['sequence']} {payload['status']}")
-            return 200, answers.pop(0)
-
-    def compose() -> dict[str, Any]:
-        status = statuses[min(len(sent), 1)]
-        return {"status": status, "state": status}
-
-    client, changed = Client(Settings(), Metrics("w")), asyncio.Event()
-    beats = Heartbeats(client, Metrics("w"), "http://m", 60.0, compose, lambda: changed)
-    await beats.end(now=False)
-    assert sent == ["1 ready", "2 draining", "3 draining"] and beats._task.done()
 
 
 def test_a_crash_a_recovery_and_a_drain_are_reported_at_once(start_worker: StartWorker) -> None:
@@ -161,27 +130,6 @@ def test_a_manager_in_trouble_never_stops_serving(start_worker: StartWorker) -> 
         manager.reply = hangs
         until(lambda: troubles(running)[-1] != "", lambda: running.stderr)
         assert running.stop() == 0
-
-
-@pytest.mark.anyio
-async def test_no_cookie_of_a_manager_is_sent_back() -> None:
-    given: list[str | None] = []
-
-    def reply(handler: BaseHTTPRequestHandler) -> int:
-        given.append(handler.headers.get("Cookie"))
-        handler.send_response(302)
-        handler.send_header("Set-Cookie", f"nonce-{len(given)}={'x' * 500}")
-        handler.send_header("Content-Length", "0")
-        handler.end_headers()
-        return 302
-
-    client = PoolClient(Settings(), Metrics("w"))
-    with serving() as manager:
-        manager.reply = reply
-        for _ in range(3):
-            await client.post(f"{manager.url}/heartbeat", {"worker_id": "w"}, 60.0)
-    await client.close()
-    assert given == [None] * 3
 
 
 def test_each_heartbeat_has_the_whole_state(

@@ -8,13 +8,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from tests.support.supervised import (
     all_of,
@@ -35,13 +33,11 @@ from worker.errors import (
     NotReady,
     ResidencyViolation,
 )
-from worker.observability.metrics import Metrics
 from worker.supervisor.job import Inbox, Job, Stage, StreamEvent
-from worker.supervisor.recovery import Quarantine, after_a_crash
 from worker.supervisor.supervisor import Supervisor
-from worker.wire.messages import Accepted, Failed, Finished, PromptProgress, Started, Token
+from worker.wire.messages import Failed, Finished, Started, Token
 from worker.wire.sampling import Sampling
-from worker.wire.work import ChatPrompt, InferenceRequest, LineLimits, Tokenize
+from worker.wire.work import ChatPrompt, InferenceRequest, Tokenize
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("script")]
 
@@ -196,80 +192,6 @@ async def test_a_request_that_crashes_its_reader_does_not_end_the_worker() -> No
         again = await failure_of(submit(supervisor, request("abort-unread")))
         assert isinstance(again, InvalidRequest)
         assert isinstance((await all_of(await waiting[0]))[-1], Finished)
-
-
-@pytest.mark.parametrize(("in_hand", "n_blamed"), [({99}, 0), (set(), 1), ({1}, 1)])
-async def test_the_request_in_the_black_box_is_blamed_or_the_only_one_if_it_is_empty(
-    in_hand: set[int], n_blamed: int
-) -> None:
-    job = Job(1, request("say x"), Metrics("w"), lambda job, error: None)
-    job.enter(Stage.SENT)
-    quarantine = Quarantine(60.0)
-    for _ in range(2):
-        job.enter(Stage.SENT)
-        after_a_crash([job], frozenset(in_hand), 5, quarantine)
-    assert job.crashes_spent == 2 * n_blamed
-    assert (job.work in quarantine) == bool(n_blamed)
-
-
-def test_the_progress_of_a_prompt_only_grows_across_engines() -> None:
-    job = Job(1, request("say x"), Metrics("w"), lambda job, error: None)
-    job.accept(Accepted(1, 9))
-    job.feed([Started(1, 2), PromptProgress(1, 6, 0.1)])
-    after_a_crash([job], frozenset({1}), 5, Quarantine(60.0))
-    told = [PromptProgress(1, n, 0.1) for n in (4, 6, 8)]
-    assert job.continued([Started(1, 0), *told]) == told[-1:]
-
-
-def test_the_next_engine_gets_tokens_length_of_text_and_state_of_the_sampler() -> None:
-    job = Job(1, request("say x"), Metrics("w"), lambda job, error: None)
-    job.accept(Accepted(1, 9))
-    tokens = [Token(1, "ab"[n], (5 + n,), learned=(0.5 + n,)) for n in (0, 1)]
-    job.feed([Started(1, 0), *tokens])
-    after_a_crash([job], frozenset({1}), 5, Quarantine(60.0))
-    work = job.submission()
-    assert isinstance(work, InferenceRequest)
-    assert (work.produced, work.sent_chars, work.learned) == ((5, 6), 2, (1.5,))
-
-
-def test_the_time_of_an_answer_goes_to_the_next_engine() -> None:
-    """A limit by time began again in each engine."""
-    work = replace(request("say x"), lines=LineLimits(after_ms=50))
-    job = Job(1, work, Metrics("w"), lambda job, error: None)
-    job.accept(Accepted(1, 9))
-    again = job.submission()
-    assert isinstance(again, InferenceRequest) and again.lines == work.lines
-    job.feed([Started(1, 0), Token(1, "a", (5,))])
-    time.sleep(0.1)
-    after_a_crash([job], frozenset({1}), 5, Quarantine(60.0))
-    again = job.submission()
-    assert isinstance(again, InferenceRequest)
-    assert again.lines.after_ms == 50 and again.lines.spent_ms >= 100
-
-
-def test_the_wait_in_the_queue_ends_when_the_engine_starts_not_when_its_event_arrives() -> None:
-    """Otherwise a whole prompt counts as waiting if the engine leaves this process no core."""
-    metrics = Metrics("w")
-    job = Job(1, request("say x"), metrics, lambda job, error: None)
-    job.accept(Accepted(1, 9))
-    began = time.monotonic()
-    time.sleep(0.1)
-    job.feed([Started(1, 0, at=began), Token(1, "a", (5,))])
-    assert metrics.value("worker_queue_wait_seconds_sum") < 0.1
-    assert metrics.value("worker_time_to_first_token_seconds_sum") >= 0.1
-
-
-@pytest.mark.parametrize("has_begun", [True, False])
-def test_the_times_of_a_continued_answer_are_within_its_age(has_begun: bool) -> None:
-    job = Job(1, request("say x"), Metrics("w"), lambda job, error: None)
-    job.accept(Accepted(1, 9))
-    job.feed([Started(1, 0), *[Token(1, "a", (5,))] * has_begun])
-    after_a_crash([job], frozenset({1}), 5, Quarantine(60.0))
-    of_the_next = Finished(1, "EOS", 2, 30.0, prompt_time_ms=4000.0)
-    told = job.continued([Started(1, 0), Token(1, "b", (6,)), of_the_next])[-1]
-    assert isinstance(told, Finished)
-    is_within = told.prompt_time_ms + told.decode_time_ms <= 1000 * job.age_seconds
-    assert is_within if has_begun else told == of_the_next
 
 
 async def test_a_request_that_is_answered_is_no_longer_suspected() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
 import pty
@@ -15,7 +14,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from rich.status import Status
 
 from tests.conftest import StartWorker
 from tests.support.certificate import own_certificate
@@ -28,8 +26,6 @@ from tests.support.worker import (
     run_to_exit,
     until,
 )
-from worker.commands.chat import Answer, print_json, take
-from worker.commands.console import Console
 
 FRANCE = "What is the capital of France?\n"
 
@@ -81,18 +77,6 @@ def test_chat_uses_https_and_the_token_and_names_the_variable_without_it(
     refused = chat(*flags, said=FRANCE, cache=tmp_path)
     assert refused.returncode == 1 and "Traceback" not in refused.stderr
     assert "LLORCH_WORKER_TOKEN" in refused.stderr.splitlines()[-1]
-
-
-def test_control_characters_and_markup_of_a_model_are_not_obeyed(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """Neither do `:words:` become emoji, nor brackets styles."""
-    said = "[bold]a\x1b]52;c;aGk=\x07 \x9b2J\r:smile:b\n"
-    console = Console(highlight=False, soft_wrap=True)
-    chunk = {"choices": [{"delta": {"content": said}, "finish_reason": None}]}
-    answer = Answer()
-    take(chunk, answer, console, Status("waiting", console=console))
-    assert capsys.readouterr().out == "[bold]a]52;c;aGk= 2J:smile:b\n" and answer.content == said
 
 
 @contextlib.contextmanager
@@ -196,13 +180,3 @@ def test_the_worker_that_chat_starts_ends_with_it(
         assert process.wait(PATIENCE_S) == code
     psutil.wait_procs([worker], PATIENCE_S)
     assert not worker.is_running()
-
-
-@pytest.mark.parametrize("encoding", ["utf-8", "iso-8859-1"])
-def test_json_output_is_lossless_in_any_encoding(
-    encoding: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    written = io.BytesIO()
-    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, encoding, errors="replace"))
-    print_json(Answer("€ 日本"))
-    assert json.loads(written.getvalue().decode(encoding))["content"] == "€ 日本"

@@ -3,7 +3,6 @@ SDKs."""
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -13,17 +12,13 @@ import pytest
 
 from builds.pins import pins
 from tests.support.bundled import bundled_gguf
-from tests.support.byte_walk import answer
 from tests.support.random_adapters import random_control_vector
 from tests.support.worker import WorkerProcess
 from tools.bench.peer_build import peers_of
 from tools.differential import bodies, sdk_types
 from tools.differential.asking import Asked, answered
-from tools.differential.compare import Difference, Report
-from tools.differential.known import reason_of
+from tools.differential.compare import Report
 from tools.differential.servers import Pair, pairs
-from worker.api.chat.constrain.constrain import constrain
-from worker.api.chat.request import Format, Grammar, JsonSchema
 
 
 def test_made_up_requests_have_llama_servers_answers(tmp_path: Path) -> None:
@@ -117,29 +112,3 @@ def test_listings_have_the_sdks_own_type(worker: WorkerProcess, path: str) -> No
     with httpx.Client(trust_env=False, timeout=60) as client:
         answer = answered(client, worker.base_url, Asked(path))
     assert answer.status == 200 and not list(sdk_types.faults(Asked(path), answer))
-
-
-def test_the_same_numbers_make_the_same_requests() -> None:
-    def some(seed: int) -> list[Asked]:
-        return list(itertools.islice(bodies.generating(Random(seed)), 50))
-
-    assert some(3) == some(3) and some(3) != some(4)
-
-
-@pytest.mark.parametrize("name", ["grammar", "json_schema"])
-def test_only_a_complete_text_of_its_form_may_differ(name: str) -> None:
-    n_cut = 0
-    for seed in range(60):
-        made = getattr(bodies, name.removeprefix("json_"))(Random(seed))
-        form: Format = Grammar(made, "g") if isinstance(made, str) else JsonSchema(made, "s")
-        text = answer(constrain(form).constraint.grammar, seed)
-        if not text:
-            continue  # the walk did not end
-        asked = Asked("/completion", {name: made})
-        for shown, is_whole in (text, True), (text[:-1], False), (text + "\x00", False):
-            told = {"answer": {"content": shown}}
-            why = reason_of(asked, Difference("answer.content", "", shown, told))
-            if is_whole:
-                assert why is not None, (made, text)
-            n_cut += not is_whole and why is None
-    assert n_cut > 60, "a few forms also have a text without its end"

@@ -17,10 +17,9 @@ from tests.conftest import StartWorker
 from tests.support.pictures import picture, question
 from tests.support.random_models import random_model
 from tests.support.random_projectors import random_projector
+from tests.support.sounds import silence, without_length
 from tests.support.worker import WorkerProcess, computed_s
 from tests.system.worker.test_pictures import asked, llama_server, same_as_peers, send_all_damaged
-from worker.engine.media import sound as sounds
-from worker.engine.media.decoder import Sound, TooLong
 
 KINDS = {"WAV": "wav", "FLAC": "flac", "MP3": "mp3"}
 
@@ -28,12 +27,6 @@ KINDS = {"WAV": "wav", "FLAC": "flac", "MP3": "mp3"}
 def sound(seed: int = 0, seconds: float = 1.0, rate: int = 16_000, form: str = "WAV") -> bytes:
     noise = np.random.default_rng(seed).uniform(-1, 1, int(seconds * rate))
     soundfile.write(file := io.BytesIO(), noise, rate, format=form)
-    return file.getvalue()
-
-
-def silence(seconds: int, rate: int = 4000, form: str = "FLAC") -> bytes:
-    """Return silence, which is small as a FLAC, however long it is."""
-    soundfile.write(file := io.BytesIO(), np.zeros(rate * seconds, np.int16), rate, format=form)
     return file.getvalue()
 
 
@@ -139,20 +132,15 @@ def test_a_sound_that_is_longer_than_its_header_says_is_cut_at_the_bound(
 ) -> None:
     """A FLAC need not state its length."""
     whole = silence(1900)
-    for encoded, words in ((whole, "it may take"), (untold(whole), "context length")):
+    for encoded, words in ((whole, "it may take"), (without_length(whole), "context length")):
         answer = hearing.post("/v1/chat/completions", about(encoded))
         assert answer.status_code == 400 and words in answer.json()["error"]["message"]
-
-
-def untold(flac: bytes) -> bytes:
-    """A FLAC whose header does not state its length, as encoders write it into a pipe."""
-    return flac[:21] + bytes([flac[21] & 0xF0, *bytes(4)]) + flac[26:]
 
 
 @pytest.mark.parametrize("seconds", [0.5, 1.0, 2.5])
 def test_a_flac_without_its_length_is_heard_alike(hearing: WorkerProcess, seconds: float) -> None:
     encoded = sound(8, seconds, form="FLAC")
-    assert asked(hearing, about(untold(encoded))) == asked(hearing, about(encoded))
+    assert asked(hearing, about(without_length(encoded))) == asked(hearing, about(encoded))
 
 
 @pytest.mark.parametrize("form", KINDS)
@@ -175,38 +163,6 @@ def test_a_sound_that_fills_the_context_is_heard(hearing: WorkerProcess) -> None
     asked(hearing, about(sound(6, 59.9)))
     answer = hearing.post("/v1/chat/completions", about(sound(6, 60.1))).json()["error"]
     assert answer["code"] == "context_length_exceeded"
-
-
-def test_no_more_of_a_long_sound_is_decoded_than_it_takes() -> None:
-    whole = silence(1000)
-    for encoded, known in ((whole, 1000.0), (untold(whole), 101.0)):
-        assert sounds.decode(encoded, 16_000, 100.0) == TooLong(known)
-        assert isinstance(sounds.decode(encoded, 16_000, 1000.0), Sound)
-
-
-def test_the_length_of_an_mp3_is_measured_not_estimated() -> None:
-    """It begins with another bit rate than the rest, and no tag states its length."""
-    whole = b""
-    for seconds, level in ((2, 0.95), (40, 0.05)):
-        file, noise = io.BytesIO(), np.random.default_rng(0).uniform(-0.5, 0.5, seconds * 44_100)
-        soundfile.write(
-            file, noise, 44_100, format="MP3", compression_level=level, bitrate_mode="CONSTANT"
-        )
-        whole += file.getvalue()
-    assert soundfile.SoundFile(io.BytesIO(whole)).frames > 200 * 44_100
-    assert isinstance(sounds.decode(whole, 16_000, 60.0), Sound)
-
-
-def test_an_mp3_without_a_tag_is_heard_to_its_end() -> None:
-    """Its length is estimated from the first bit rate, which may be above all others."""
-    noise = np.random.default_rng(0).uniform(-0.5, 0.5, 10 * 44_100)
-    soundfile.write(file := io.BytesIO(), noise, 44_100, format="MP3", bitrate_mode="VARIABLE")
-    tagged = file.getvalue()
-    frames = tagged[tagged.index(tagged[:2], tagged.index(b"Xing")) :]
-    assert soundfile.SoundFile(io.BytesIO(frames)).frames < 5 * 44_100
-    for encoded in (tagged, frames, *(frames[:-n_cut] for n_cut in (1, 100, 1000))):
-        heard = sounds.decode(encoded, 16_000, 60.0)
-        assert isinstance(heard, Sound) and 9.9 < len(heard.samples) / 4 / 16_000 < 10.1
 
 
 def test_sounds_are_counted_that_do_not_fit_into_the_context(hearing: WorkerProcess) -> None:
@@ -235,26 +191,3 @@ def test_llama_server_answers_the_same(hearing: WorkerProcess, tmp_path: Path) -
     with llama_server(random_model("dense"), random_projector("qwen2a"), tmp_path) as base:
         for seed, form in enumerate(KINDS):
             assert same_as_peers(hearing, base, about(sound(seed, form=form)))
-
-
-@pytest.mark.parametrize("rate", [8000, 16_000, 44_100])
-@pytest.mark.parametrize(
-    ("form", "subtype"),
-    [
-        *(("WAV", each) for each in ("PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "ULAW")),
-        *(("FLAC", each) for each in ("PCM_16", "PCM_24")),
-        ("MP3", "MPEG_LAYER_III"),
-    ],
-)
-def test_a_tone_keeps_its_height_and_loudness(rate: int, form: str, subtype: str) -> None:
-    tone = 0.5 * np.sin(2 * np.pi * 440 * np.arange(rate * 3 // 2) / rate)
-    file = io.BytesIO()
-    soundfile.write(file, np.stack([tone, tone], axis=1), rate, format=form, subtype=subtype)
-    decoded = sounds.decode(file.getvalue(), 16_000)
-    assert isinstance(decoded, Sound)
-    heard = np.frombuffer(decoded.samples, np.float32)
-    assert abs(len(heard) - 24_000) <= 2
-    middle = heard[4000:20_000]  # an MP3 fades in and out
-    spectrum = np.abs(np.fft.rfft(middle))
-    assert abs(int(spectrum.argmax()) - 440) <= 1
-    assert abs(float(middle.std()) - 0.5 / 2**0.5) < (0.05 if form == "MP3" else 0.01)

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from worker.errors import ConfigError
-from worker.models.reference import HubReference, parse
+from worker.models.hub.cache import RepoCache
+from worker.models.reference import HubReference, name_of, parse, snapshot_of
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -91,3 +92,12 @@ def test_any_text_is_parsed_or_refused(rest: str, start: str) -> None:
         assert error.message
     else:
         assert isinstance(parsed, str | Path | HubReference)
+
+
+def test_a_snapshot_is_recognised_by_its_path(tmp_path: Path) -> None:
+    cache = RepoCache(tmp_path, "owner/some-name")
+    folder = cache.snapshot(COMMIT)
+    assert str(snapshot_of(folder)) == f"hf:owner/some-name@{COMMIT}"
+    assert name_of(folder) == "some-name"
+    for other in (folder.parent, folder.with_name("main"), tmp_path / "snapshots" / COMMIT):
+        assert snapshot_of(other) is None and name_of(other) == other.name
