@@ -16,6 +16,11 @@ from tests.support.worker import WorkerProcess, until
 from worker.api.http.headers import ECHOED_IDS
 
 TOKEN = "s3cret-of-the-worker"
+OPEN = {
+    "/health", "/v1/health", "/v2/health/live", "/v2/health/ready", "/ready", "/v1/ready", "/ping",
+    "/metrics",
+}  # fmt: skip
+"""The paths of the API that need no token."""
 CANARY = "Zebulon-Quandary"
 CHAT = f"<|im_start|>user\nHello, my name is {CANARY}.<|im_end|>\n<|im_start|>assistant\n"
 
@@ -72,9 +77,9 @@ def test_a_token_guards_everything_except_probes_metrics_and_pages(
     with worker.client() as client:
         for path, operations in document["paths"].items():
             for method, operation in operations.items():
+                assert (operation["security"] == []) == (path in OPEN), path
                 if path != "/shutdown":
-                    is_open = operation["security"] == []
-                    guarded(client, method, path.replace("{model}", "tiny-model"), is_open)
+                    guarded(client, method, path.replace("{model}", "tiny-model"), path in OPEN)
     refused = httpx.post(f"{worker.base_url}/shutdown")
     assert refused.status_code == 401 and worker.is_ready()
     answer = httpx.post(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 
@@ -44,17 +45,27 @@ def test_one_callback_comes_after_ready_with_the_whole_payload(start_worker: Sta
     assert manager.verdict() == []
 
 
+TRIES_OFTEN = """\
+from worker.pool import client
+client.LONGEST_DELAY_SECONDS = 0.1
+from worker.cli import cpu
+cpu()
+"""
+"""The installed command, whose pauses between two callbacks do not grow."""
+
+
 def test_callbacks_pause_while_the_engine_is_not_ready(start_worker: StartWorker) -> None:
+    command = [sys.executable, "-c", TRIES_OFTEN]
     with serving() as manager:
         manager.reply = always(503)
-        running = start_worker("--callback-url", f"{manager.url}/ready", can_be_held=True)
-        manager.wait_for(n_callbacks=1)
+        flags = ("--callback-url", f"{manager.url}/ready")
+        running = start_worker(*flags, command=command, can_be_held=True)
+        manager.wait_for(n_callbacks=5)
         running.hold.touch()
         running.kill_engine()
         running.wait_status("/ready", 503)
-        time.sleep(2)
-        manager.reply = answers()
         time.sleep(1)
+        manager.reply = answers()
         running.hold.unlink()
         running.wait_log("callback.accepted")
         manager.wait_accepted()
