@@ -124,11 +124,11 @@ def logs_of_its_own() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def downloads_of_its_own() -> Iterator[None]:
     """Restore the user's setting after a test that runs the doctor, which turns downloads off."""
-    given = os.environ.get(OFFLINE)
+    before = os.environ.get(OFFLINE)
     yield
     os.environ.pop(OFFLINE, None)
-    if given is not None:
-        os.environ[OFFLINE] = given
+    if before is not None:
+        os.environ[OFFLINE] = before
 
 
 @pytest.fixture(scope="session")
@@ -209,8 +209,8 @@ def share_worker(
     with starting(tmp_path_factory.mktemp("shared"), warm_cache, ends_well=True) as start:
 
         def share(*flags: str, **options: Any) -> WorkerProcess:
-            asked = repr((flags, options))
-            running = shared.get(asked) or shared.setdefault(asked, start(*flags, **options))
+            key = repr((flags, options))
+            running = shared.get(key) or shared.setdefault(key, start(*flags, **options))
             running.wait_ready()
             running.wait_idle()
             return running

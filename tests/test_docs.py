@@ -42,6 +42,11 @@ TEXTS = {str(page.relative_to(ROOT)): page.read_text("utf-8") for page in PAGES}
 README = TEXTS["README.md"]
 
 
+def found_in_pages(pattern: str) -> list[tuple[str, str]]:
+    """Return each match, with its page."""
+    return [(p, each) for p, text in TEXTS.items() for each in re.findall(pattern, text, re.M)]
+
+
 def section(page: str, heading: str) -> str:
     return TEXTS[page].partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
 
@@ -86,10 +91,12 @@ def test_the_readme_is_read_in_one_sitting() -> None:
 
 
 def test_pictures_are_there_and_small() -> None:
-    for page, text in TEXTS.items():
-        for picture in re.findall(r'(?:src|srcset)="([^"]+)"|!\[[^]]*\]\(([^)]+)\)', text):
-            path = (ROOT / page).parent / "".join(picture)
-            assert path.stat().st_size <= 60_000, picture
+    sizes = {
+        picture: ((ROOT / page).parent / "".join(picture)).stat().st_size
+        for page, text in TEXTS.items()
+        for picture in re.findall(r'(?:src|srcset)="([^"]+)"|!\[[^]]*\]\(([^)]+)\)', text)
+    }
+    assert sizes and max(sizes.values()) <= 60_000, sizes
 
 
 @pytest.mark.parametrize("page", TEXTS)
@@ -180,11 +187,11 @@ def test_the_exit_codes_that_are_listed_are_those_of_errors() -> None:
     rows = re.findall(r"^\| (\d+) \|", section("docs/operations.md", "Exit codes"), re.MULTILINE)
     listed = set(map(int, rows))
     assert listed == {0, 130, *(each.exit_code for each in WorkerError.__subclasses__())}
-    told = (_parser("cpu", None).epilog or "").partition("exit codes:")[2]
-    assert {*map(int, re.findall(r"\b(\d+) ", told))} == listed - {130}
+    epilog = (_parser("cpu", None).epilog or "").partition("exit codes:")[2]
+    assert {*map(int, re.findall(r"\b(\d+) ", epilog))} == listed - {130}
     assert _parser("cpu", "plan").epilog == (_parser("cpu", "doctor").epilog or "").split(", 7 ")[0]
-    told = (convert._parser().epilog or "").partition("exit codes:")[2]
-    assert {*map(int, re.findall(r"\b(\d+) ", told))} == {0, 1, 2, 3, 4, 6, 130} <= listed
+    epilog = (convert._parser().epilog or "").partition("exit codes:")[2]
+    assert {*map(int, re.findall(r"\b(\d+) ", epilog))} == {0, 1, 2, 3, 4, 6, 130} <= listed
 
 
 def test_a_stream_that_is_shown_is_what_comes(worker: WorkerProcess) -> None:
@@ -226,9 +233,9 @@ def test_each_code_of_an_error_is_listed() -> None:
 
 def test_metrics_that_are_named_exist() -> None:
     names = {each.name for each in Metrics("", n_adapters=1).registry.collect()}
-    for page, text in TEXTS.items():
-        for name in re.findall(r"`((?:worker_|vllm:)\w+)`", text):
-            assert name.removesuffix("_total") in names or name in FIELDS, (page, name)
+    named = {name for _, name in found_in_pages(r"`((?:worker_|vllm:)\w+)`")}
+    known = {name for name in named if name.removesuffix("_total") in names}
+    assert known and named - known <= FIELDS.keys()
 
 
 def test_each_loss_that_is_listed_was_measured() -> None:
@@ -252,14 +259,14 @@ def test_messages_that_an_operator_sees_are_the_codes() -> None:
     """Messages quoted by the page of operations; `…` stands for variable parts."""
     quoted = re.findall(r'"([^"]+)"', section("docs/operations.md", "When something is wrong"))
     assert quoted
-    said = {
+    texts = {
         node.value
         for path in sources()
         for node in ast.walk(parsed(path))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }
     for part in (part.strip() for text in quoted for part in text.split("…")):
-        assert any(part in each for each in said), part
+        assert any(part in each for each in texts), part
 
 
 def test_the_programs_are_found() -> None:
@@ -296,19 +303,21 @@ def test_each_path_is_on_the_page_of_the_api() -> None:
 
 def test_make_targets_that_are_named_exist() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    for page, text in TEXTS.items():
-        for target in re.findall(r"(?:`|^ {4})make ([a-z-]+)", text, re.MULTILINE):
-            assert target in targets, (page, target)
+    named = {target for _, target in found_in_pages(r"(?:`|^ {4})make ([a-z-]+)")}
+    assert named and named <= targets
 
 
 def test_flags_that_the_worker_is_shown_with_exist() -> None:
     """In lines that call a command of the worker."""
-    ours = {each for name in BACKENDS for each in _parser(name, None)._option_string_actions}
-    ours |= {each for name in BACKENDS for each in _parser(name, "plan")._option_string_actions}
-    for page, text in TEXTS.items():
-        for line in re.findall(r"llorch-(?:cpu|cuda|vulkan|metal)\b(?! chat)[^\n|`]*", text):
-            for name in re.findall(r"(?<=\s)(--[a-z][\w-]+)", line.partition("#")[0]):
-                assert name in ours, (page, name)
+    parsers = [_parser(name, command) for name in BACKENDS for command in (None, "plan")]
+    flags = {name for parser in parsers for name in parser._option_string_actions}
+    lines = found_in_pages(r"llorch-(?:cpu|cuda|vulkan|metal)\b(?! chat)[^\n|`]*")
+    named = {
+        (page, name)
+        for page, line in lines
+        for name in re.findall(r"(?<=\s)(--[a-z][\w-]+)", line.partition("#")[0])
+    }
+    assert named and {(page, name) for page, name in named if name not in flags} == set()
 
 
 def test_the_page_of_settings_is_the_settings() -> None:
@@ -339,15 +348,15 @@ def test_each_flag_of_llama_server_has_an_answer() -> None:
 
 
 def test_a_flag_of_llama_server_is_answered_with_what_the_page_says() -> None:
-    parser = _parser("cpu", None)
-    for theirs, ours in re.findall(r"^\| (`-.*?) \| (.*) \|$", OTHERS_FLAGS, re.MULTILINE):
-        answers = re.findall(r"`(--[a-z][\w-]*)|(the variable `\w+)", ours)
-        for name in re.findall(A_FLAG, theirs):
-            if answers and name not in parser._option_string_actions:
-                hint = parser.hint(name)
-                told = hint.removeprefix("; did you mean ").removesuffix("?").split(" or ")
-                said = {"".join(each).replace("`", "") for each in answers}
-                assert set(told) <= said, (name, hint)
+    parser, hints = _parser("cpu", None), dict[str, str]()
+    for flags, answer in re.findall(r"^\| (`-.*?) \| (.*) \|$", OTHERS_FLAGS, re.MULTILINE):
+        named = re.findall(r"`(--[a-z][\w-]*)|(the variable `\w+)", answer)
+        for name in re.findall(A_FLAG, flags) if named else ():
+            if name not in parser._option_string_actions:
+                hints[name] = parser.hint(name)
+                meant = hints[name].removeprefix("; did you mean ").removesuffix("?").split(" or ")
+                assert {*meant} <= {"".join(each).replace("`", "") for each in named}, hints[name]
+    assert len(hints) > 50
 
 
 def test_a_flag_of_llama_server_that_is_none_here_is_not_taken_for_another() -> None:
@@ -397,8 +406,8 @@ def test_a_field_that_is_said_to_be_the_same_is_one() -> None:
         known |= _properties(body.model_json_schema())
     rows = re.findall(r"^\| (`.*) \| the same\b.* \|$", OTHERS_FIELDS, re.MULTILINE)
     assert rows
-    for theirs in rows:
-        assert not set(re.findall(r"`(\w+)`", theirs)) - known, theirs
+    for row in rows:
+        assert not set(re.findall(r"`(\w+)`", row)) - known, row
 
 
 def _properties(schema: Any) -> set[str]:

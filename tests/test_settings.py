@@ -413,8 +413,8 @@ def test_what_a_variable_says_beside_a_file_is_not_the_files(
     config = tmp_path / "c.toml"
     config.write_text("port = 1\nslots = 1\n")
     monkeypatch.setenv("CUDA_DEVICE", "x")
-    told = refusal("--config", str(config), backend="cuda")
-    assert "CUDA_DEVICE is 'x'" in told and str(config) not in told
+    message = refusal("--config", str(config), backend="cuda")
+    assert "CUDA_DEVICE is 'x'" in message and str(config) not in message
 
 
 def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
@@ -470,10 +470,10 @@ def test_settings_that_exclude_each_other_are_refused(flags: str, words: str) ->
 
 @pytest.mark.parametrize("flag", ["--callback-url", "--heartbeat-url"])
 def test_a_manager_gets_a_token_or_a_user(flag: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = flag, "http://me:hunter2@manager:9200/x"
-    load(*given)
+    arguments = flag, "http://me:hunter2@manager:9200/x"
+    load(*arguments)
     monkeypatch.setenv("LLORCH_CALLBACK_TOKEN", "sesame")
-    message = refusal(*given)
+    message = refusal(*arguments)
     assert message.startswith(f"{flag} is 'http://manager:9200/x', but ")
     assert "instead of LLORCH_CALLBACK_TOKEN" in message
 
@@ -484,7 +484,7 @@ def test_several_faults_are_told_together() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("arguments", "words"),
     [
         (["--ngl", "99"], "did you mean --n-gpu-layers?"),
         (["-c", "4096"], "did you mean --kv-cells or --context-length?"),
@@ -519,8 +519,10 @@ def test_several_faults_are_told_together() -> None:
         (["--model-path", "m"], "--help lists them."),
     ],
 )
-def test_what_another_program_takes_is_answered_with_our_name(given: list[str], words: str) -> None:
-    message = refusal(*given)
+def test_what_another_program_takes_is_answered_with_our_name(
+    arguments: list[str], words: str
+) -> None:
+    message = refusal(*arguments)
     assert message.endswith(words) and "x" not in message.split()
 
 
@@ -564,7 +566,7 @@ NO_STREAM = "a stream cannot replace a file here"
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("line", "words"),
     [
         ("model --outfile x.gguf", "did you mean DESTINATION, the word after SOURCE?"),
         ("model -o", "did you mean DESTINATION, the word after SOURCE?"),
@@ -582,16 +584,16 @@ NO_STREAM = "a stream cannot replace a file here"
     ],
 )
 def test_what_the_converter_does_not_take_is_answered_with_what_it_does(
-    given: str, words: str, capsys: pytest.CaptureFixture[str]
+    line: str, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
-        convert.run(shlex.split(given))
+        convert.run(shlex.split(line))
     assert words in capsys.readouterr().err.rstrip().splitlines()[-1]
 
 
 def test_a_text_may_begin_as_a_flag_does() -> None:
-    given = parse_flags("cpu", ["--reasoning-budget-message", "-so it ends", "--port", "3"])
-    assert given == {"reasoning_budget_message": "-so it ends", "port": "3"}
+    parsed = parse_flags("cpu", ["--reasoning-budget-message", "-so it ends", "--port", "3"])
+    assert parsed == {"reasoning_budget_message": "-so it ends", "port": "3"}
 
 
 def test_other_programs_names_are_none_of_ours() -> None:
@@ -600,10 +602,10 @@ def test_other_programs_names_are_none_of_ours() -> None:
     )
     servers = [_parser(backend, None) for backend in BACKENDS]
     for parsers in (servers, [*commands.choices.values()]):
-        ours = {flag for parser in parsers for flag in parser._option_string_actions}
-        theirs = parsers[0].other_names
-        assert {name for name in theirs if name.startswith("--")} <= ours | {"--version"}
-        assert not ours & {each for names in theirs.values() for each in names}
+        own = {flag for parser in parsers for flag in parser._option_string_actions}
+        foreign = parsers[0].other_names
+        assert {name for name in foreign if name.startswith("--")} <= own | {"--version"}
+        assert not own & {each for names in foreign.values() for each in names}
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -675,7 +677,7 @@ def test_more_threads_than_cpus_are_refused_where_they_would_run() -> None:
         more.check_machine()
 
 
-@pytest.mark.parametrize("given", ["--page=yes", "--no-page=1", "--help=me", "--mmap true"])
-def test_a_switch_with_a_value_is_told_to_take_none(given: str) -> None:
+@pytest.mark.parametrize("arguments", ["--page=yes", "--no-page=1", "--help=me", "--mmap true"])
+def test_a_switch_with_a_value_is_told_to_take_none(arguments: str) -> None:
     with pytest.raises(ConfigError, match=r"\w is a switch and takes no value, not"):
-        parse_flags("cpu", given.split())
+        parse_flags("cpu", arguments.split())

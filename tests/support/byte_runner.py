@@ -74,12 +74,12 @@ class ByteSampler(Sampler):
         """The cells from which the last token was drawn."""
 
     def take_given(self, most: int) -> list[int]:
-        mark, given = self.cells[-1] // 512 * 512, list[int]()
+        mark, guess = self.cells[-1] // 512 * 512, list[int]()
         cells = [*self.cells, answer_byte(self.cells) + mark]
-        while len(given) < sum(cells) % (self._most + 1) and (token := answer_byte(cells)) != EOG:
-            given.append(token)
+        while len(guess) < sum(cells) % (self._most + 1) and (token := answer_byte(cells)) != EOG:
+            guess.append(token)
             cells.append(token + mark)
-        return given[: max(most, 0)] if cells[len(self.cells)] % 512 != EOG else []
+        return guess[: max(most, 0)] if cells[len(self.cells)] % 512 != EOG else []
 
 
 @dataclass

@@ -31,8 +31,8 @@ def fetching(
 def fetch(
     ref: str, cache_dir: Path, sha256: str | None = None, **more: Any
 ) -> tuple[Downloaded, list[Any]]:
-    told: list[Progress] = []
-    return asyncio.run(fetching(ref, cache_dir, sha256, told.append, **more)), told
+    progress: list[Progress] = []
+    return asyncio.run(fetching(ref, cache_dir, sha256, progress.append, **more)), progress
 
 
 def failure(ref: str, cache_dir: Path, sha256: str | None = None) -> DownloadError:

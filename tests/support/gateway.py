@@ -24,8 +24,8 @@ def token_of(id: str) -> str:
 def gateway_before(groups: Mapping[str, list[WorkerProcess]], **fleet: Any) -> Gateway:
     """Run a gateway; workers are named after their group and index in it, such as `one-0`."""
     gateway = Gateway(table_of(groups))
-    given = {"workers": [{"name": group, "settings": {"slots": 4}} for group in groups], **fleet}
-    gateway.use(Fleet.model_validate(given))
+    settings = {"workers": [{"name": group, "settings": {"slots": 4}} for group in groups], **fleet}
+    gateway.use(Fleet.model_validate(settings))
     return gateway
 
 

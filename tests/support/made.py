@@ -44,9 +44,9 @@ def made_once(
         def path_of(*args: P.args, **kwargs: P.kwargs) -> Path:
             bound = signature.bind(Path(), *args, **kwargs)
             bound.apply_defaults()
-            _, *given = bound.arguments.items()
-            key = hashlib.sha256(repr((write.__qualname__, given)).encode()).hexdigest()
-            folder, file_name = shared_folder() / key, name.format(**dict(given))
+            _, *arguments = bound.arguments.items()
+            key = hashlib.sha256(repr((write.__qualname__, arguments)).encode()).hexdigest()
+            folder, file_name = shared_folder() / key, name.format(**dict(arguments))
             with FileLock(f"{folder}.lock"):
                 if not folder.exists():
                     unfinished = Path(tempfile.mkdtemp(dir=shared_folder()))

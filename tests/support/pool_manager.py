@@ -20,8 +20,8 @@ Reply = Callable[[BaseHTTPRequestHandler], int]
 class PoolManager(Manager):
     """`serving()` runs it; `reply` is one of the functions below."""
 
-    def __init__(self, **given: Any) -> None:
-        super().__init__(**given)
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
         self.has_ended = threading.Event()
 
     def flags(self) -> tuple[str, ...]:

@@ -129,8 +129,8 @@ def play(request_id: int, text: str, n_produced: int) -> list[Event]:
     started: list[Event] = [*accepted, Started(request_id, 0)]
     match order:
         case "say" | "tell":
-            told = [Token(request_id, word, (index,)) for index, word in enumerate(words)]
-            tokens = told[n_produced:]
+            all_tokens = [Token(request_id, word, (index,)) for index, word in enumerate(words)]
+            tokens = all_tokens[n_produced:]
             if order == "tell" and len(tokens) > 1:
                 return [*started, *tokens[:1]]
             return [*started, *tokens, Finished(request_id, "EOS", len(words), 1.0)]

@@ -132,8 +132,7 @@ def test_a_tools_result_is_part_of_the_chat(client: Anthropic) -> None:
         {"role": "user", "content": [result]},
     ]
     answer = ask(client, messages=turns, tools=[WEATHER], max_tokens=8)
-    asked = client.messages.count_tokens(model="any", messages=turns, tools=[WEATHER])
-    assert (
-        asked.input_tokens > client.messages.count_tokens(model="any", messages=FRANCE).input_tokens
-    )
-    assert answer.usage.input_tokens + answer.usage.cache_read_input_tokens == asked.input_tokens
+    counted = client.messages.count_tokens(model="any", messages=turns, tools=[WEATHER])
+    alone = client.messages.count_tokens(model="any", messages=FRANCE)
+    assert counted.input_tokens > alone.input_tokens
+    assert answer.usage.input_tokens + answer.usage.cache_read_input_tokens == counted.input_tokens

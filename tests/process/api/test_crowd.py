@@ -111,18 +111,18 @@ def test_a_thousand_connections_at_once(worker: WorkerProcess, limit_ms: float) 
             answers = asyncio.run(crowd(worker.port))
             grown = process.memory_info().rss - before
         outcomes = check_answers(answers)
-        told = {
+        latencies = {
             name: f"p50 {all_[len(all_) // 2]:.2f}, p99 {p99(all_):.2f} ms"
             for name, all_ in times.items()
         }
-        print(f"{dict(outcomes)}, {grown / 2**20:.1f} MiB more, {told}")
+        print(f"{dict(outcomes)}, {grown / 2**20:.1f} MiB more, {latencies}")
         assert grown < 50 * 2**20, f"{grown} bytes more"
         worker.wait_idle()
         # Delay that the machine adds to any server does not count.
         late_ms = p99(times["health"]) - p99(times["control"])
         if clock.within(late_ms, limit_ms, time.monotonic):
             return
-    pytest.fail(f"/health waited in each of the rounds, {told} in the last")
+    pytest.fail(f"/health waited in each of the rounds, {latencies} in the last")
 
 
 def check_answers(answers: list[bytes]) -> Counter[str]:
@@ -156,7 +156,7 @@ def test_a_request_whose_client_leaves_before_the_engine_reads_it_ends_as_499_an
     frozen: WorkerProcess,
 ) -> None:
     worker = frozen
-    asked: list[tuple[str, dict[str, Any]]] = [
+    requests: list[tuple[str, dict[str, Any]]] = [
         ("/v1/completions", {"prompt": "a"}),
         ("/v1/completions", {"prompt": "b", "stream": True}),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "c"}], "n": 2}),
@@ -166,28 +166,28 @@ def test_a_request_whose_client_leaves_before_the_engine_reads_it_ends_as_499_an
 
     def refused() -> list[str]:
         lines = worker.get("/metrics").text.splitlines()
-        told = [line for line in lines if line.startswith("worker_requests_rejected_total")]
-        return told + [str(each) for each in worker.get("/status").json()["refusals"]]
+        counters = [line for line in lines if line.startswith("worker_requests_rejected_total")]
+        return counters + [str(each) for each in worker.get("/status").json()["refusals"]]
 
     def statuses() -> list[int]:
         lines = worker.logs("request.answered")
         return [each["status"] for each in lines if each["correlation_id"] == "leaves"]
 
     before = refused()
-    for path, body in (*asked, ("/tokenize", {"content": "f"})):
+    for path, body in (*requests, ("/tokenize", {"content": "f"})):
         with asking(worker.port, path, body, {"X-Correlation-Id": "leaves"}):
             until(lambda: worker.n_queued > 0, lambda: "it has not come", worker)
         worker.wait_queued(0)
     until(lambda: len(statuses()) == 6, lambda: worker.stderr[-2000:], worker)
     assert set(statuses()) == {499} and refused() == before
     kept = {"X-Conversation-Id": "kept"}
-    with asking(worker.port, "/v1/completions", {**asked[1][1], "max_tokens": 4}, kept):
+    with asking(worker.port, "/v1/completions", {**requests[1][1], "max_tokens": 4}, kept):
         worker.wait_queued(1)
-    with asking(worker.port, *asked[0]):
+    with asking(worker.port, *requests[0]):
         worker.wait_queued(2)
     worker.wait_queued(1)  # the clients that left after it are gone; its own reader may come back
     worker.thaw_engine()
-    for path, body in asked[3:]:
+    for path, body in requests[3:]:
         assert worker.post(path, {**body, "max_tokens": 4}).status_code == 200
     assert "data: [DONE]" in worker.get("/v1/stream?conv_id=kept").text
 

@@ -50,8 +50,8 @@ def test_curl_gets_each_event_when_it_happens(
         output = b""
         for n_events, gate in enumerate(gates, 1):
             gate.set()
-            while len(told := re.findall(rb'"type":"(\w+)"', output)) < n_events:
+            while len(types := re.findall(rb'"type":"(\w+)"', output)) < n_events:
                 assert select.select([process.stdout], [], [], PATIENCE_S)[0], output
                 output += os.read(process.stdout.fileno(), 65536)
-            assert told == [kind.encode() for kind in kinds[:n_events]]
+            assert types == [kind.encode() for kind in kinds[:n_events]]
     assert process.returncode == 0

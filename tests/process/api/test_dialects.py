@@ -45,16 +45,16 @@ def test_models_are_listed_for_anthropics_clients_and_openais(worker: WorkerProc
         Anthropic(base_url=url, api_key=key, _strict_response_validation=True) as anthropic,
         OpenAI(base_url=f"{url}/v1", api_key=key, _strict_response_validation=True) as openai,
     ):
-        page, [theirs] = anthropic.models.list(), openai.models.list()
+        page, [listed] = anthropic.models.list(), openai.models.list()
         [one] = page
-        assert one.id == anthropic.models.retrieve(one.id).id == theirs.id
+        assert one.id == anthropic.models.retrieve(one.id).id == listed.id
         assert one.id == openai.models.retrieve(one.id).id
         with pytest.raises(NotFoundError, match="no other"):
             openai.models.retrieve("gpt-4")
     assert (page.has_more, page.first_id, page.last_id) == (False, one.id, one.id)
     assert (one.type, one.display_name, one.lifecycle) == ("model", one.id, "active")
-    assert theirs.object == "model"
-    assert abs(theirs.created - one.created_at.timestamp()) <= 1
+    assert listed.object == "model"
+    assert abs(listed.created - one.created_at.timestamp()) <= 1
     assert one.max_input_tokens == one.max_tokens == 1024
 
 
@@ -88,20 +88,20 @@ class Person(BaseModel):
 
 def test_a_response_has_the_log_probabilities_of_the_chat(client: OpenAI) -> None:
     """They equal the chat's, whole and streamed, in OpenAI's models."""
-    said: Any = user(FRANCE)
+    messages: Any = user(FRANCE)
     chat = client.chat.completions.create(
-        model="m", messages=said, temperature=0, logprobs=True, top_logprobs=2
+        model="m", messages=messages, temperature=0, logprobs=True, top_logprobs=2
     )
-    asked: Any = {"model": "m", "input": FRANCE, "temperature": 0, "top_logprobs": 2}
-    asked |= {"include": ["message.output_text.logprobs"]}
-    part: Any = client.responses.create(**asked).output[0]
+    fields: Any = {"model": "m", "input": FRANCE, "temperature": 0, "top_logprobs": 2}
+    fields |= {"include": ["message.output_text.logprobs"]}
+    part: Any = client.responses.create(**fields).output[0]
     [part] = part.content
     assert chat.choices[0].logprobs and chat.choices[0].logprobs.content
-    told = [each.model_dump() for each in chat.choices[0].logprobs.content]
+    expected = [each.model_dump() for each in chat.choices[0].logprobs.content]
     # A chat also has the token that ends it.
-    assert [each.model_dump() for each in part.logprobs] == told[: len(part.logprobs)]
+    assert [each.model_dump() for each in part.logprobs] == expected[: len(part.logprobs)]
     assert "".join(each.token for each in part.logprobs) == PARIS
-    with client.responses.stream(**asked) as stream:
+    with client.responses.stream(**fields) as stream:
         events = list(stream)
         streamed: Any = stream.get_final_response().output[0]
     assert streamed.content[0].logprobs == part.logprobs
@@ -140,9 +140,9 @@ def test_a_response_is_parsed(client: OpenAI) -> None:
 
 def test_a_function_is_called_and_its_output_read(client: OpenAI) -> None:
     tools: Any = [{"type": "function", "name": "look", "parameters": LOOK, "strict": True}]
-    asked: Any = [{"role": "user", "content": "Look!"}]
+    messages: Any = [{"role": "user", "content": "Look!"}]
     first = client.responses.create(
-        model="m", input=asked, tools=[*tools, {"type": "web_search"}], tool_choice="required"
+        model="m", input=messages, tools=[*tools, {"type": "web_search"}], tool_choice="required"
     )
     assert [each.to_dict() for each in first.tools] == [
         {**tools[0], "description": None}, {"type": "web_search"}
@@ -150,24 +150,24 @@ def test_a_function_is_called_and_its_output_read(client: OpenAI) -> None:
     call: Any = first.output[-1]
     assert call.type == "function_call" and json.loads(call.arguments)["where"] in ("up", "down")
     output = {"type": "function_call_output", "call_id": call.call_id, "output": "A star."}
-    turns = [*asked, call.model_dump(), output, {"role": "user", "content": FRANCE}]
+    turns = [*messages, call.model_dump(), output, {"role": "user", "content": FRANCE}]
     again = client.responses.create(model="m", input=turns, tools=tools, max_output_tokens=30)
     assert again.output
 
 
 def test_references_to_stored_responses_are_refused(worker: WorkerProcess) -> None:
     """Without the turns to which these refer, an answer would be wrong."""
-    asked = {"previous_response_id": "resp_1", "conversation": "conv_1", "prompt": {"id": "pmpt_1"}}
-    for name, given in asked.items():
-        answer = worker.post("/v1/responses", {"model": "m", "input": "a", name: given})
+    references = {"previous_response_id": "resp_1", "conversation": "a", "prompt": {"id": "pmpt_1"}}
+    for name, value in references.items():
+        answer = worker.post("/v1/responses", {"model": "m", "input": "a", name: value})
         assert answer.status_code == 400 and answer.json()["error"]["param"] == name
     for item in ({"type": "item_reference", "id": "msg_1"}, {"id": "msg_1"}):
         answer = worker.post("/v1/responses", {"input": [*user("a"), item]})
         error = answer.json()["error"]
         assert error["param"] == "input[1]" and "nothing is stored" in error["message"]
-    errors = worker.post("/v1/responses", {"input": "a", **asked}).json()["error"]["errors"]
-    assert [error["field"] for error in errors] == [*asked]
-    absent = dict.fromkeys(asked)
+    errors = worker.post("/v1/responses", {"input": "a", **references}).json()["error"]["errors"]
+    assert [error["field"] for error in errors] == [*references]
+    absent = dict.fromkeys(references)
     answer = worker.post("/v1/responses", {"input": "a", "max_output_tokens": 1, **absent})
     assert answer.status_code == 200 and "x-ignored-fields" not in answer.headers
 
@@ -184,10 +184,10 @@ def test_an_error_of_messages_has_anthropics_type_for_its_status(worker: WorkerP
 
 
 def test_a_response_that_is_cut_off_is_incomplete(worker: WorkerProcess) -> None:
-    told = {"run": "7"}
-    body = {"input": FRANCE, "max_output_tokens": 3, "temperature": 0, "metadata": told}
+    metadata = {"run": "7"}
+    body = {"input": FRANCE, "max_output_tokens": 3, "temperature": 0, "metadata": metadata}
     whole = worker.post("/v1/responses", body).json()
-    assert whole["metadata"] == told
+    assert whole["metadata"] == metadata
     assert whole["status"] == "incomplete" and whole["output"][-1]["status"] == "incomplete"
     events = events_of(worker.post("/v1/responses", body | {"stream": True}))
     last = events[-1]
@@ -406,13 +406,13 @@ def test_reasoning_text_and_calls_of_one_turn_are_one_message(worker: WorkerProc
     """Consecutive reasoning, text and calls are one message of the assistant. Some templates refuse
     another message between a call and its result, and Gemma's then lose the result."""
     call = {"type": "function_call", "call_id": "1", "name": "look", "arguments": "{}"}
-    said = {"type": "message", "role": "assistant", "content": "I look."}
+    message = {"type": "message", "role": "assistant", "content": "I look."}
     result = {"type": "function_call_output", "call_id": "1", "output": "A star."}
     counts = [
         worker.post(
             "/v1/responses/input_tokens", {"input": [*user("Look!"), *items, *user("And?")]}
         ).json()["input_tokens"]
-        for items in ((said, call, result), (call, said, result))
+        for items in ((message, call, result), (call, message, result))
     ]
     use = {"type": "tool_use", "id": "1", "name": "look", "input": {}}
     turns = [
@@ -435,8 +435,8 @@ def test_documents_and_search_results_are_read_as_text(worker: WorkerProcess) ->
         assert answer.status_code == 200, answer.text
         return answer.json()["input_tokens"], answer.headers.get("x-ignored-fields", "")
 
-    def text(said: str) -> dict[str, Any]:
-        return {"type": "text", "text": said}
+    def text(text: str) -> dict[str, Any]:
+        return {"type": "text", "text": text}
 
     plain = {"type": "text", "media_type": "text/plain", "data": "The sun is red."}
     parts = {"type": "content", "content": [text("The sun"), text("is red.")]}
@@ -444,17 +444,17 @@ def test_documents_and_search_results_are_read_as_text(worker: WorkerProcess) ->
     found |= {"content": [text("It is hot.")]}
     document = {"type": "document", "title": "Sky", "context": "A tale.", "source": plain}
     cited = {"citations": {"enabled": True}}
-    asked = [text("Read!"), document, found, text("What is red?")]
-    said = "Read!\n\nSky\nA tale.\nThe sun is red.\n\nSun\nhttps://a.b\nIt is hot.\n\nWhat is red?"
-    assert counted(asked) == counted(said)
+    content = [text("Read!"), document, found, text("What is red?")]
+    paragraphs = "Sky\nA tale.\nThe sun is red.\n\nSun\nhttps://a.b\nIt is hot."
+    whole = f"Read!\n\n{paragraphs}\n\nWhat is red?"
+    assert counted(content) == counted(whole)
     for index in (1, 2):
-        cites = [*asked[:index], asked[index] | cited, *asked[index + 1 :]]
+        cites = [*content[:index], content[index] | cited, *content[index + 1 :]]
         n_tokens, ignored = counted(cites)
-        assert n_tokens == counted(said)[0] and "citations" in ignored
+        assert n_tokens == counted(whole)[0] and "citations" in ignored
     assert counted([{"type": "document", "source": parts}]) == counted("The sun\nis red.")
-    told = {**RESULT, "content": said.removeprefix("Read!\n\n").removesuffix("\n\nWhat is red?")}
     of_the_tool = {**RESULT, "content": [document, found]}
-    assert counted([of_the_tool]) == counted([told])
+    assert counted([of_the_tool]) == counted([{**RESULT, "content": paragraphs}])
 
 
 # --- failures ----------------------------------------------------------------------------

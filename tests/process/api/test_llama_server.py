@@ -36,9 +36,9 @@ def test_a_completion_has_the_text_of_openais_path(worker: WorkerProcess) -> Non
     assert answer["content"] == expected and len(answer["tokens"]) == 8
     assert answer["stop"] is True and answer["stop_type"] == "limit"
     assert answer["tokens_predicted"] == 8 and answer["tokens_evaluated"] == 5
-    told = answer["completion_probabilities"]
-    assert [entry["id"] for entry in told] == answer["tokens"]
-    assert all(entry["top_logprobs"][0]["id"] == entry["id"] for entry in told)
+    probabilities = answer["completion_probabilities"]
+    assert [entry["id"] for entry in probabilities] == answer["tokens"]
+    assert all(entry["top_logprobs"][0]["id"] == entry["id"] for entry in probabilities)
     assert answer["timings"]["prompt_ms"] > 0
 
 
@@ -91,29 +91,29 @@ def test_each_token_of_a_completion_has_its_probabilities(
     """Including the one that ends it on llama-server's own paths; on OpenAI's that has none."""
     fields: dict[str, Any] = {"grammar": 'root ::= "ab"', "post_sampling_probs": is_after}
     answer = completed(worker, return_tokens=True, n_probs=1, **fields)
-    told = [entry["id"] for entry in answer["completion_probabilities"]]
-    assert told == answer["tokens"] and len(told) == answer["tokens_predicted"]
+    ids = [entry["id"] for entry in answer["completion_probabilities"]]
+    assert ids == answer["tokens"] and len(ids) == answer["tokens_predicted"]
     parts = streamed(worker, n_probs=1, **fields)
     scored = [each for part in parts for each in part.get("completion_probabilities", ())]
-    assert [each["id"] for each in scored] == told
+    assert [each["id"] for each in scored] == ids
     body = {"prompt": PROMPT, "logprobs": 1, "grammar": fields["grammar"]}
     (choice,) = worker.post("/v1/completions", body).json()["choices"]
-    assert len(choice["logprobs"]["tokens"]) == len(told) - 1
+    assert len(choice["logprobs"]["tokens"]) == len(ids) - 1
 
 
 def test_every_dialect_counts_the_token_that_ends_an_answer(worker: WorkerProcess) -> None:
     """Like llama-server, vLLM and Ollama."""
-    asked: dict[str, Any] = {"messages": [{"role": "user", "content": "What is 3 plus 4?"}]}
+    messages = [{"role": "user", "content": "What is 3 plus 4?"}]
     text = "3 plus 4 is 7."
-    body = {"model": "m", "temperature": 0, **asked}
+    body = {"model": "m", "temperature": 0, "messages": messages}
     n_tokens = len(worker.post("/tokenize", {"content": text}).json()["tokens"]) + 1
     before = worker.metric("worker_tokens_generated_total")
     chat = worker.post("/v1/chat/completions", body).json()
     assert chat["choices"][0]["message"]["content"] == text
     message = worker.post("/v1/messages", {**body, "max_tokens": 30}).json()
-    response = worker.post("/v1/responses", {"temperature": 0, "input": asked["messages"]}).json()
-    options = {"temperature": 0}
-    line = worker.post("/api/chat", {"model": "m", **asked, "options": options, "stream": False})
+    response = worker.post("/v1/responses", {"temperature": 0, "input": messages}).json()
+    ollamas = {"model": "m", "messages": messages, "options": {"temperature": 0}, "stream": False}
+    line = worker.post("/api/chat", ollamas)
     counts = [
         chat["usage"]["completion_tokens"],
         chat["timings"]["predicted_n"],
@@ -150,26 +150,26 @@ def test_an_answer_that_the_context_ended_is_truncated(small: WorkerProcess) -> 
         return streamed(small, **fields)[-1]
 
     for ended in (whole, last):
-        full, asked = ended(ignore_eos=True), ended(ignore_eos=True, n_predict=8)
+        full, limited = ended(ignore_eos=True), ended(ignore_eos=True, n_predict=8)
         assert full["tokens_evaluated"] + full["tokens_predicted"] == 65
-        assert (full["truncated"], asked["truncated"]) == (True, False)
-        assert (full["stop_type"], asked["stop_type"]) == ("limit", "limit")
+        assert (full["truncated"], limited["truncated"]) == (True, False)
+        assert (full["stop_type"], limited["stop_type"]) == ("limit", "limit")
 
 
 def test_an_answer_has_its_generation_settings_and_only_the_requested_fields(
     worker: WorkerProcess,
 ) -> None:
     grammar = 'root ::= "a\\n" "b"'
-    asked: dict[str, Any] = {
+    sampling: dict[str, Any] = {
         "seed": 7,
         "temperature": 0.5,
         "repeat_penalty": 1.5,
         "stop": ["!"],
         "n_probs": 1,
     }
-    answer = completed(worker, grammar=grammar, **asked)
+    answer = completed(worker, grammar=grammar, **sampling)
     settings = answer["generation_settings"]
-    assert settings.items() >= (asked | {"n_predict": 8, "stream": False, "top_k": 40}).items()
+    assert settings.items() >= (sampling | {"n_predict": 8, "stream": False, "top_k": 40}).items()
     assert answer["has_new_line"] is True and answer["prompt"] == PROMPT
     assert completed(worker, grammar='root ::= "a"')["has_new_line"] is False
 
@@ -184,19 +184,19 @@ def test_an_answer_has_its_generation_settings_and_only_the_requested_fields(
 def test_the_defaults_of_props_are_those_of_a_request_without_settings(
     worker: WorkerProcess,
 ) -> None:
-    told = worker.get("/props").json()["default_generation_settings"]["params"]
+    defaults = worker.get("/props").json()["default_generation_settings"]["params"]
     answer = worker.post("/completion", {"prompt": PROMPT, "stop": "a", "n_predict": 1}).json()
     used = answer["generation_settings"]
     own = {"seed": 2**32 - 1, "max_tokens": -1, "n_predict": -1, "stop": []}
     ignored = {"n_keep": 0, "n_discard": 0, "backend_sampling": False}
-    assert told == used | own | ignored
-    assert told["lora"] == [] and told["ignore_eos"] is False and told["n_probs"] == 0
+    assert defaults == used | own | ignored
+    assert defaults["lora"] == [] and defaults["ignore_eos"] is False and defaults["n_probs"] == 0
 
 
 @pytest.mark.parametrize("path", ["/completion", "/v1/completions"])
 def test_the_defaults_of_props_contain_no_fixed_seed(worker: WorkerProcess, path: str) -> None:
-    told = worker.get("/props").json()["default_generation_settings"]["params"]
-    body = told | {"prompt": PROMPT, "temperature": 1.5, "max_tokens": 16, "n_predict": 16}
+    defaults = worker.get("/props").json()["default_generation_settings"]["params"]
+    body = defaults | {"prompt": PROMPT, "temperature": 1.5, "max_tokens": 16, "n_predict": 16}
     found = [worker.post(path, body).json() for _ in range(4)]
     texts = {str(answer.get("content") or answer.get("choices")) for answer in found}
     assert len(texts) > 1
@@ -209,16 +209,16 @@ def test_a_long_prompt_reports_its_progress(worker: WorkerProcess, path: str) ->
     body: dict[str, Any] = {"max_tokens": 4, "timings_per_token": True}
     body |= {"messages": chat} if "chat" in path else {"prompt": text}
     chunks = streamed(worker, path, **body, return_progress=True)
-    told = [chunk for chunk in chunks if "prompt_progress" in chunk]
-    progress = [chunk["prompt_progress"] for chunk in told]
+    reports = [chunk for chunk in chunks if "prompt_progress" in chunk]
+    progress = [chunk["prompt_progress"] for chunk in reports]
     assert progress[0]["processed"] == progress[0]["cache"] and len(progress) > 2
     computed = [each["processed"] for each in progress]
     assert computed == sorted(set(computed)) and computed[-1] == progress[-1]["total"]
     assert [each["time_ms"] for each in progress] == sorted(each["time_ms"] for each in progress)
-    for chunk, each in zip(told, progress, strict=True):
+    for chunk, each in zip(reports, progress, strict=True):
         assert chunk["timings"]["prompt_n"] == each["processed"] - each["cache"]
         assert chunk["timings"]["prompt_ms"] == each["time_ms"]
-    assert chunks[-1] is not told[-1]
+    assert chunks[-1] is not reports[-1]
     plain = streamed(worker, path, **body, return_progress=False)
     assert not any("prompt_progress" in chunk for chunk in plain)
 
@@ -233,12 +233,12 @@ def test_the_pieces_of_tokens_join_to_the_text(worker: WorkerProcess) -> None:
     assert raw.decode() == body["content"]
     plain = worker.post("/tokenize", {"content": body["content"]}).json()["tokens"]
     assert [token["id"] for token in tokens] == plain
-    told = worker.post(
+    tokenized = worker.post(
         "/tokenize", {"prompt": "A and <|im_end|>", "return_token_strs": True}
     ).json()
-    assert "".join(told["token_strs"]) == "A and <|im_end|>"
-    assert len(told["token_strs"]) == told["count"] == len(told["tokens"])
-    assert all(isinstance(token, int) for token in told["tokens"])
+    assert "".join(tokenized["token_strs"]) == "A and <|im_end|>"
+    assert len(tokenized["token_strs"]) == tokenized["count"] == len(tokenized["tokens"])
+    assert all(isinstance(token, int) for token in tokenized["tokens"])
 
 
 def test_an_empty_text_has_no_tokens(worker: WorkerProcess) -> None:
@@ -326,8 +326,8 @@ def test_a_model_without_fill_in_the_middle_tokens_says_what_to_send(worker: Wor
     """`/infill` itself requires a gap."""
     gap = {"input_prefix": "a", "input_suffix": "b"}
     for path, body in (("/infill", gap), ("/v1/completions", {"prompt": "a", "suffix": "b"})):
-        told = worker.post(path, body).json()["error"]["message"]
-        assert told.endswith("send what comes before the gap alone, as the prompt of a completion")
+        error = worker.post(path, body).json()["error"]["message"]
+        assert error.endswith("send what comes before the gap alone, as the prompt of a completion")
 
 
 @pytest.mark.parametrize("prefix", ["/v1", ""])
@@ -345,11 +345,11 @@ def test_the_tokens_of_a_prompt_are_counted(worker: WorkerProcess, prefix: str) 
 def test_timings_come_with_every_token_only_on_request(worker: WorkerProcess) -> None:
     chat: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
     chat |= {"stream_options": {"include_usage": True}}
-    for asked in (False, True):
-        chunks = streamed(worker, "/v1/chat/completions", **chat, timings_per_token=asked)
+    for per_token in (False, True):
+        chunks = streamed(worker, "/v1/chat/completions", **chat, timings_per_token=per_token)
         first, *middle, last, usage = chunks
         assert "timings" not in first and last["timings"] == usage["timings"]
-        assert [("timings" in chunk) for chunk in middle] == [asked] * len(middle)
+        assert [("timings" in chunk) for chunk in middle] == [per_token] * len(middle)
 
 
 @pytest.mark.parametrize(
@@ -409,8 +409,8 @@ def test_a_prompt_that_is_too_long_is_refused_in_each_dialects_words(worker: Wor
         assert error["code"] == "context_length_exceeded" and n_tokens > n_ctx
         begin = f"This model's maximum context length is {n_ctx} tokens. However, you requested "
         assert error["message"].startswith(f"{begin}{n_tokens} tokens")
-    theirs = refused("/v1/messages", chat)
-    assert theirs["message"].startswith("prompt is too long: ")
+    anthropics = refused("/v1/messages", chat)
+    assert anthropics["message"].startswith("prompt is too long: ")
     own = refused("/completion", {"prompt": text})
     assert own["type"] == "exceed_context_size_error"
     assert own["n_prompt_tokens"] > own["n_ctx"] == n_ctx
@@ -418,8 +418,8 @@ def test_a_prompt_that_is_too_long_is_refused_in_each_dialects_words(worker: Wor
 
 def test_an_unknown_server_tool_is_refused_with_a_short_message(worker: WorkerProcess) -> None:
     """Its page calls one at its start."""
-    told = worker.post("/tools", {"tool": "a" * 70_000}).json()["error"]
-    assert "no tool 'aaa" in told and "nor any other" in told and len(told) < 2000
+    error = worker.post("/tools", {"tool": "a" * 70_000}).json()["error"]
+    assert "no tool 'aaa" in error and "nor any other" in error and len(error) < 2000
 
 
 def test_the_probes_of_vllms_routers_are_answered(worker: WorkerProcess) -> None:

@@ -182,10 +182,10 @@ def test_each_refused_request_is_counted_once_by_its_code(
 ) -> None:
     worker = scripted(worker_token=TOKEN, max_body_bytes=1_000_000)
     key = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
-    asked = {"method": "POST", "url": "/v1/completions", **request_of}
-    asked["headers"] = key | asked.get("headers", {})
+    request = {"method": "POST", "url": "/v1/completions", **request_of}
+    request["headers"] = key | request.get("headers", {})
     with httpx.Client(base_url=worker.base_url) as client:
-        assert client.request(**asked).status_code >= 400
+        assert client.request(**request).status_code >= 400
         assert refusals(client) == {f'{REFUSED}{{code="{code}"}}': 1}
 
 
@@ -216,22 +216,22 @@ def test_a_request_that_the_engine_refuses_is_counted_once_by_its_code(
 
 def test_the_log_has_why_a_request_was_refused(worker: WorkerProcess) -> None:
     """The status does not distinguish a prompt that is too long from a wrong field."""
-    told: dict[str, str | None] = {}
-    asked: list[tuple[str | None, dict[str, Any]]] = [
+    codes: dict[str, str | None] = {}
+    bodies: list[tuple[str | None, dict[str, Any]]] = [
         ("CONTEXT_LENGTH_EXCEEDED", {"prompt": "x" * 50_000}),
         ("INVALID_REQUEST", {"prompt": 1.5}),
         (None, {"prompt": FOX, "max_tokens": 1}),
     ]
-    for code, body in asked:
-        told[worker.post("/v1/completions", body).headers["x-correlation-id"]] = code
+    for code, body in bodies:
+        codes[worker.post("/v1/completions", body).headers["x-correlation-id"]] = code
 
     def logged() -> dict[str, str | None]:
         lines = {each["correlation_id"]: each["code"] for each in worker.logs("request.answered")}
-        return {id: code for id, code in lines.items() if id in told}
+        return {id: code for id, code in lines.items() if id in codes}
 
     # A log line comes after its answer.
-    until(lambda: len(logged()) == len(told), lambda: worker.stderr[-2000:], worker)
-    assert logged() == told
+    until(lambda: len(logged()) == len(codes), lambda: worker.stderr[-2000:], worker)
+    assert logged() == codes
 
 
 def test_the_log_has_which_part_of_a_request_took_long(worker: WorkerProcess) -> None:
@@ -250,12 +250,12 @@ def refusals(client: httpx.Client) -> dict[str, float]:
 def test_a_probe_for_an_unknown_stream_or_job_is_no_refusal(worker: WorkerProcess) -> None:
     """A fleet's gateway asks all workers, most of which do not have it."""
     with worker.client() as client:
-        before, told = refusals(client), client.get("/status").json()["refusals"]
+        before, listed = refusals(client), client.get("/status").json()["refusals"]
         for path in ("/execute/no-such-job", "/v1/stream?conv_id=none"):
             assert client.head(path).status_code == 404
         assert client.post("/cancel", json={"job_id": "no-such-job"}).status_code == 404
         assert refusals(client) == before
-        assert client.get("/status").json()["refusals"] == told
+        assert client.get("/status").json()["refusals"] == listed
 
 
 def test_a_request_that_times_out_after_it_was_accepted_is_no_refusal(
@@ -267,18 +267,18 @@ def test_a_request_that_times_out_after_it_was_accepted_is_no_refusal(
         is_accepted, seconds = False, 1.5
         while not is_accepted:  # a busy machine needs more time
             seconds *= 2
-            told = client.get("/status").json()["refusals"]
+            listed = client.get("/status").json()["refusals"]
             before, refused_before = worker.metric(timeouts), refusals(client)
             soon = {"X-Deadline": str(int((time.time() + seconds) * 1000))}
             with holding(worker.hold):  # otherwise the answer may be complete in time
-                asked = pool.submit(client.post, "/v1/completions", json=body, headers=soon)
-                while not (asked.done() or is_accepted):
+                pending = pool.submit(client.post, "/v1/completions", json=body, headers=soon)
+                while not (pending.done() or is_accepted):
                     is_accepted = client.get("/health").json()["running"] == 1
                     time.sleep(0.02)
-                assert asked.result().status_code == 504
+                assert pending.result().status_code == 504
         assert worker.metric(timeouts) == before + 1
         assert refusals(client) == refused_before
-        assert client.get("/status").json()["refusals"] == told
+        assert client.get("/status").json()["refusals"] == listed
 
 
 def test_an_answer_of_one_token_counts_in_the_time_to_the_first_token(
@@ -304,10 +304,10 @@ def narrow(share_worker: StartWorker) -> WorkerProcess:
 def test_slots_is_503_on_request_if_none_is_idle(narrow: WorkerProcess) -> None:
     """As in llama-server, for load balancers."""
     worker = narrow
-    asked = "/slots?fail_on_no_slot=1"
-    assert worker.get(asked).json()[0]["is_processing"] is False
+    path = "/slots?fail_on_no_slot=1"
+    assert worker.get(path).json()[0]["is_processing"] is False
     with mid_stream(worker, FOX, max_tokens=900, ignore_eos=True):
-        refused = worker.get(asked)
+        refused = worker.get(path)
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
         assert worker.get("/slots").json()[0]["is_processing"] is True
 

@@ -199,9 +199,9 @@ def test_an_empty_request_loads_or_unloads_the_model(worker: WorkerProcess) -> N
         unloaded = generate(worker, keep_alive=0, stream=stream)
         assert unloaded.json()["done_reason"] == "unload" and unloaded.json()["response"] == ""
         assert unloaded.headers["x-ignored-fields"] == "keep_alive", "it stays loaded"
-    for given, reason in (("0", "unload"), ("0s", "unload"), ("5m", "load"), (-1, "load")):
-        found = chat(worker, messages=[], keep_alive=given).json()
-        assert found["done_reason"] == reason, given
+    for keep_alive, reason in (("0", "unload"), ("0s", "unload"), ("5m", "load"), (-1, "load")):
+        found = chat(worker, messages=[], keep_alive=keep_alive).json()
+        assert found["done_reason"] == reason, keep_alive
 
 
 SIZE = {"type": "object", "properties": {"size": {"enum": [1, 2]}}, "required": ["size"]}
@@ -233,16 +233,16 @@ def test_log_probabilities_come_with_their_tokens(worker: WorkerProcess) -> None
 
 
 @pytest.mark.parametrize(
-    ("path", "given", "found"),
+    ("path", "field", "found"),
     [("/api/embed", "input", "embeddings"), ("/api/embeddings", "prompt", "embedding")],
 )
 def test_a_model_that_makes_no_embeddings_says_so(
-    worker: WorkerProcess, path: str, given: str, found: str
+    worker: WorkerProcess, path: str, field: str, found: str
 ) -> None:
-    refused = worker.post(path, {"model": NAME, given: "a"})
+    refused = worker.post(path, {"model": NAME, field: "a"})
     assert refused.status_code == 400 and "embeddings" in refused.json()["error"]
     fields = {"keep_alive": "5m", "options": {"num_ctx": 8}, "truncate": True}
-    loaded = worker.post(path, {"model": NAME, given: "", **fields})
+    loaded = worker.post(path, {"model": NAME, field: "", **fields})
     assert loaded.status_code == 200 and loaded.json()[found] == []
     ignored = loaded.headers["x-ignored-fields"].split(", ")
     assert set(ignored) - {"truncate"} == {"keep_alive", "options.num_ctx"}

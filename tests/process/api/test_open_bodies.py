@@ -77,8 +77,8 @@ def test_an_empty_schema_is_accepted_and_a_missing_one_refused(worker: WorkerPro
     form: dict[str, Any] = {"type": "json_schema", "schema": {}}
     assert chat(worker, response_format=form, max_tokens=2).status_code == 200
     body = {"input": "hi", "max_output_tokens": 2}
-    asked = body | {"text": {"format": form | {"name": "x"}}}
-    assert worker.post("/v1/responses", asked).status_code == 200
+    with_schema = body | {"text": {"format": form | {"name": "x"}}}
+    assert worker.post("/v1/responses", with_schema).status_code == 200
     del form["schema"]
     refused = worker.post("/v1/responses", body | {"text": {"format": form}})
     assert refused.status_code == 400 and "needs schema" in refused.json()["error"]["message"]
@@ -181,8 +181,8 @@ def test_a_format_holds_in_completions_as_in_chats(worker: WorkerProcess) -> Non
 
 
 def test_a_stop_ends_a_response(worker: WorkerProcess) -> None:
-    asked = {"input": "What is the capital of France?", "temperature": 0}
-    answer = worker.post("/v1/responses", {**asked, "stop": " of"}).json()
+    body = {"input": "What is the capital of France?", "temperature": 0}
+    answer = worker.post("/v1/responses", {**body, "stop": " of"}).json()
     assert answer["output"][0]["content"][0]["text"] == "The capital"
 
 

@@ -77,8 +77,8 @@ def test_the_document_is_valid_and_lists_every_route(document: dict[str, Any]) -
 
 def test_each_body_that_operations_have_has_a_valid_example() -> None:
     bodies = {each.path: each for dialect in DIALECTS for each in dialect.operations if each.body}
-    asked = [bodies.pop(path) for path in (*GOOD, *NOT_OF_THIS_MODEL)]
-    left = {path for path, each in bodies.items() if each.body not in [a.body for a in asked]}
+    examined = [bodies.pop(path) for path in (*GOOD, *NOT_OF_THIS_MODEL)]
+    left = {path for path, each in bodies.items() if each.body not in [a.body for a in examined]}
     assert not left, "GOOD has no body for these"
 
 
@@ -126,8 +126,8 @@ def conforms(document: dict[str, Any], path: str, answer: httpx.Response) -> Non
     promised = operation["responses"][str(answer.status_code)]
     media_type = answer.headers["content-type"].split(";")[0]
     assert media_type in promised["content"], (path, media_type)
-    told = {name.lower() for name in promised["headers"]}
-    assert answer.headers.keys() - HEADERS_OF_HTTP <= told, path
+    described = {name.lower() for name in promised["headers"]}
+    assert answer.headers.keys() - HEADERS_OF_HTTP <= described, path
     required = {
         name.lower()
         for name, reference in promised["headers"].items()
@@ -187,8 +187,8 @@ def test_a_kept_stream_conforms(document: dict[str, Any], worker: WorkerProcess)
         conforms(document, "/execute/{job_id}", again)
         other = client.get("/v1/stream", params={"conv_id": "doc-kept"})
         conforms(document, "/v1/stream", other)
-        asked = {"model": "any", "prompt": "Once"}
-        lines = client.post("/api/generate", json=asked, headers={"X-Llorch-Resume": "1"})
+        prompt = {"model": "any", "prompt": "Once"}
+        lines = client.post("/api/generate", json=prompt, headers={"X-Llorch-Resume": "1"})
         conforms(document, "/api/generate", lines)
         rest = client.get(f"/execute/{lines.headers['x-llorch-resume']}", params={"from": 9})
         conforms(document, "/execute/{job_id}", rest)
@@ -233,9 +233,9 @@ def test_the_headers_that_an_operation_reads_are_described(
                 looked_up.clear()
                 asked_with_each_head(client, method, path)
                 read = {each.name.lower() for each in looked_up if each.in_request is not None}
-                told = parameters_in(document, operation)
-                assert looked_up <= {*headers.ALL} and read <= told, (method, path)
-                is_whole = read == told - OF_A_GATEWAY
+                described = parameters_in(document, operation)
+                assert looked_up <= {*headers.ALL} and read <= described, (method, path)
+                is_whole = read == described - OF_A_GATEWAY
                 assert is_whole or path not in (*NATIVE, *READ, *KEPT), (method, path)
                 n_whole += is_whole
     assert n_whole >= 60

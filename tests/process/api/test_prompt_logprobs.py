@@ -66,8 +66,9 @@ def test_a_text_has_the_same_log_probabilities_as_prompt_and_as_answer(
     greedy = {"max_tokens": 12, "temperature": 0, "logprobs": 0}
     [drawn] = completed(worker, **greedy)["choices"]
     [both] = completed(worker, prompt=PROMPT + drawn["text"], echo=True, logprobs=0)["choices"]
-    told = drawn["logprobs"]["token_logprobs"]
-    assert both["logprobs"]["token_logprobs"][-len(told) :] == pytest.approx(told, abs=5e-2)
+    expected = drawn["logprobs"]["token_logprobs"]
+    scores = both["logprobs"]["token_logprobs"][-len(expected) :]
+    assert scores == pytest.approx(expected, abs=5e-2)
 
 
 def test_a_cached_prompt_is_computed_for_its_scores(worker: WorkerProcess) -> None:

@@ -48,8 +48,8 @@ def test_calls_are_found_in_a_model_whose_template_takes_no_tools(worker: Worker
 def test_reasoning_is_left_out_on_request(worker: WorkerProcess) -> None:
     body = {"messages": FRANCE, "guided_regex": "<think>hm</think>Yes\\.", "max_tokens": 99}
     for fields in ({"stream": True}, {}):
-        asked = {**body, **fields, "include_reasoning": False}
-        answer = worker.post("/v1/chat/completions", asked)
+        without_reasoning = {**body, **fields, "include_reasoning": False}
+        answer = worker.post("/v1/chat/completions", without_reasoning)
         assert "x-ignored-fields" not in answer.headers and "reasoning_content" not in answer.text
     (choice,) = answer.json()["choices"]
     assert choice["message"]["content"] == "Yes."
@@ -91,26 +91,26 @@ def test_reasoning_that_the_template_begins_continues_across_cuts(
     assert choice["message"]["reasoning_content"] == thought
     assert choice["message"]["content"] == "" and choice["finish_reason"] == "length"
     # After a cut in the middle it continues as if uncut, even before constrained output.
-    for asked in (body, forced):
-        (cut,) = worker.post("/v1/chat/completions", asked | {"max_tokens": 4}).json()["choices"]
+    for request in (body, forced):
+        (cut,) = worker.post("/v1/chat/completions", request | {"max_tokens": 4}).json()["choices"]
         so_far = cut["message"] | {"content": ""}
         assert thought.startswith(so_far["reasoning_content"]) and so_far["reasoning_content"]
         goes_on = {"messages": [*FRANCE, so_far], "continue_final_message": True}
-        (rest,) = worker.post("/v1/chat/completions", asked | goes_on | {"max_tokens": 4}).json()[
+        (rest,) = worker.post("/v1/chat/completions", request | goes_on | {"max_tokens": 4}).json()[
             "choices"
         ]
         assert so_far["reasoning_content"] + rest["message"]["reasoning_content"] == thought
         assert rest["message"]["content"] == ""
     # If it is not separated, it is text, without a mark that the model did not write.
-    asked = body | goes_on | {"max_tokens": 4, "reasoning_format": "none"}
-    (rest,) = worker.post("/v1/chat/completions", asked).json()["choices"]
+    request = body | goes_on | {"max_tokens": 4, "reasoning_format": "none"}
+    (rest,) = worker.post("/v1/chat/completions", request).json()["choices"]
     assert so_far["reasoning_content"] + rest["message"]["content"] == thought
     # A string selects what is continued.
     thought = so_far["reasoning_content"]
     both = {"messages": [*FRANCE, so_far | {"content": "Paris is"}]}
     for word, end in (("content", "Paris is"), (True, "Paris is"), ("reasoning_content", thought)):
-        asked = both | {"continue_final_message": word}
-        assert worker.post("/apply-template", asked).json()["prompt"].endswith(end)
+        request = both | {"continue_final_message": word}
+        assert worker.post("/apply-template", request).json()["prompt"].endswith(end)
     assert worker.post("/apply-template", both | {"continue_final_message": "x"}).status_code == 400
 
 

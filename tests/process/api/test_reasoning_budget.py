@@ -81,10 +81,10 @@ def test_reasoning_is_bounded_or_off_by_each_dialects_own_field(thinking: Worker
         answer = worker.post("/api/chat", ollama | {"think": level})
         assert answer.status_code == 200 and answer.json()["message"]["thinking"], answer.text
 
-    asked = {"model": "m", "input": "Tell a story.", "max_output_tokens": 30, "temperature": 0}
-    asked["ignore_eos"] = True  # otherwise it may say nothing
+    response = {"model": "m", "input": "Tell a story.", "max_output_tokens": 30, "temperature": 0}
+    response["ignore_eos"] = True  # otherwise it may say nothing
     kinds = [
-        [item["type"] for item in worker.post("/v1/responses", asked | more).json()["output"]]
+        [item["type"] for item in worker.post("/v1/responses", response | more).json()["output"]]
         for more in ({}, {"reasoning": {"effort": "none"}})
     ]
     assert kinds[0][0] == "reasoning" and kinds[1] == ["message"]
@@ -130,8 +130,8 @@ def test_a_crash_does_not_change_the_end_of_reasoning(
     """
     worker = thinking
     n_ready = len(worker.logs("engine.ready"))
-    said = " That is enough."
-    body = BODY | {"stream": True, "max_tokens": 8000, "reasoning_budget_message": said}
+    message = " That is enough."
+    body = BODY | {"stream": True, "max_tokens": 8000, "reasoning_budget_message": message}
     if not is_ordered:
         body |= {"reasoning_budget": 120, "max_tokens": 180}
     whole = "" if is_ordered else worker.post("/v1/chat/completions", body).text
@@ -149,13 +149,13 @@ def test_a_crash_does_not_change_the_end_of_reasoning(
                 is_killed = True
                 if is_ordered:
                     order = {"id": chunk["id"], "action": "reasoning_end"}
-                    told = worker.post("/v1/chat/completions/control", order)
-                    assert told.json() == {"success": True}
+                    answer = worker.post("/v1/chat/completions/control", order)
+                    assert answer.json() == {"success": True}
                 worker.kill_engine()
                 worker.hold.unlink()
             if is_ordered and text:
                 break
-    assert is_killed and text and thought.endswith(said) and thought.count(said) == 1
+    assert is_killed and text and thought.endswith(message) and thought.count(message) == 1
     # The text may already have been sent; the next test must not meet the dead engine.
     worker.wait_log("engine.ready", n_ready + 1)
     if not is_ordered:

@@ -70,7 +70,7 @@ def gone_on(
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "header"),
     [
         ("заказ 1", "%D0%B7%D0%B0%D0%BA%D0%B0%D0%B7%201"),
         ("a\rb: c", "a%0Db:%20c"),
@@ -82,13 +82,13 @@ def gone_on(
     ],
 )
 def test_a_stream_of_any_name_is_found_by_its_header(
-    worker: WorkerProcess, name: str, told: str
+    worker: WorkerProcess, name: str, header: str
 ) -> None:
     body = {"job_id": name, "prompt": "Once", "max_tokens": 2}
     with worker.client() as client:
         begun = client.post("/execute", json=body, headers=RESUME)
-        assert (begun.status_code, begun.headers["x-llorch-resume"]) == (200, told)
-        again = client.get(f"/execute/{told}", headers={"Last-Event-ID": "0"})
+        assert (begun.status_code, begun.headers["x-llorch-resume"]) == (200, header)
+        again = client.get(f"/execute/{header}", headers={"Last-Event-ID": "0"})
     assert again.status_code == 200 and begun.content.endswith(again.content)
 
 
@@ -215,12 +215,12 @@ def test_a_deletion_or_a_new_answer_cancels_the_kept_one(worker: WorkerProcess) 
                 with client.stream("POST", path, json=body, headers=headers):
                     pass
                 if how == "delete":
-                    asked = other.submit(client.delete, name)
+                    pending = other.submit(client.delete, name)
                 else:
                     short = CHAT | {"max_tokens": 3}
-                    asked = other.submit(client.post, path, json=short, headers=headers)
+                    pending = other.submit(client.post, path, json=short, headers=headers)
                 worker.wait_metric(cancelled, before + 1)
-            assert asked.result().is_success
+            assert pending.result().is_success
 
 
 def test_only_its_owner_may_read_a_stream(worker: WorkerProcess) -> None:
@@ -229,13 +229,13 @@ def test_only_its_owner_may_read_a_stream(worker: WorkerProcess) -> None:
     with worker.client() as client:
         body = CHAT | {"max_tokens": 8}
         whole = client.post("/v1/chat/completions", json=body, headers=mine | name).content
-        url, asked = "/v1/stream?conv_id=secret", {"conversation_ids": ["secret"]}
+        url, lookup = "/v1/stream?conv_id=secret", {"conversation_ids": ["secret"]}
         for headers in (other, {}):
             assert client.get(url, headers=headers).status_code == 404
-            assert client.post("/v1/streams/lookup", json=asked, headers=headers).json() == []
+            assert client.post("/v1/streams/lookup", json=lookup, headers=headers).json() == []
             assert client.delete(url, headers=headers).status_code == 204
-            theirs = client.post("/v1/chat/completions", json=body, headers=headers | name)
-            assert theirs.status_code == 200
+            another = client.post("/v1/chat/completions", json=body, headers=headers | name)
+            assert another.status_code == 200
         assert client.get(url, headers=mine).content == whole, "and nobody has replaced it"
         assert client.get(url, headers={"x-api-key": "mine"}).content == whole
 
@@ -250,9 +250,9 @@ def test_head_does_not_wait_for_the_stream_and_comments_are_kept(
         with client.stream("POST", "/execute", json=JOB, headers=RESUME) as running:
             chunks = running.iter_raw()
             seen = next(chunks)
-            asked = httpx.head(f"{worker.base_url}/execute/j")
-            assert asked.status_code == 200 and not asked.content
-            assert asked.headers["content-type"].startswith("text/event-stream")
+            head = httpx.head(f"{worker.base_url}/execute/j")
+            assert head.status_code == 200 and not head.content
+            assert head.headers["content-type"].startswith("text/event-stream")
             assert not worker.supervisor.jobs["j"].has_ended, "it has not waited for the end"
             seen += b"".join(chunks)
         assert seen.count(KEEPALIVE) >= 2
@@ -305,8 +305,8 @@ def test_head_and_get_of_a_kept_stream_have_the_same_headers(
     got, head = httpx.get(f"{url}/j{place}"), httpx.head(f"{url}/j{place}")
     assert head.status_code == got.status_code and not head.content
     own = {"date", "transfer-encoding", *(each.name.lower() for each in ECHOED_IDS)}
-    told, expected = ({*each.headers.multi_items()} for each in (head, got))
-    assert {key for key, _ in told ^ expected} <= own
+    found, expected = ({*each.headers.multi_items()} for each in (head, got))
+    assert {key for key, _ in found ^ expected} <= own
 
 
 def test_a_stream_with_a_late_head_is_kept_if_its_client_leaves_before_it(

@@ -107,7 +107,7 @@ def guarded(client: httpx.Client, method: str, path: str, is_open: bool) -> None
 
 @pytest.mark.parametrize("name", ["X-Correlation-Id", "X-Request-Id"])
 @pytest.mark.parametrize(
-    ("given", "echoed"),
+    ("sent", "echoed"),
     [
         ("req-42/a:b", "req-42/a:b"),
         ('x"y{z}\t\\', "xyz"),
@@ -115,10 +115,10 @@ def guarded(client: httpx.Client, method: str, path: str, is_open: bool) -> None
     ],
 )
 def test_a_correlation_id_is_cleaned_and_echoed(
-    worker: WorkerProcess, name: str, given: str, echoed: str
+    worker: WorkerProcess, name: str, sent: str, echoed: str
 ) -> None:
     for path, body in (("/tokenize", {"content": "a"}), ("/v1/inference", {"prompt": ""})):
-        answer = httpx.post(f"{worker.base_url}{path}", json=body, headers={name: given})
+        answer = httpx.post(f"{worker.base_url}{path}", json=body, headers={name: sent})
         assert {answer.headers[each.name] for each in ECHOED_IDS} == {echoed}
 
 

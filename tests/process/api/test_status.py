@@ -125,7 +125,7 @@ async def test_a_draining_worker_is_resident_and_reports_its_running_request() -
         await asyncio.sleep(0.05)
         assert (await told_by(supervisor))["pool"] == "busy"
         supervisor.begin_draining()
-        told = await told_by(supervisor)
-        assert told["states"] == {"draining"} and told["resident"] == {True}
-        assert told["health"]["running"] == 1 and told["pool"] == "draining"
+        reports = await told_by(supervisor)
+        assert reports["states"] == {"draining"} and reports["resident"] == {True}
+        assert reports["health"]["running"] == 1 and reports["pool"] == "draining"
         job.cancel()

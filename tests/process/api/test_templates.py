@@ -82,7 +82,7 @@ def test_a_templates_bos_is_not_doubled_and_its_failures_are_reported(
     assert odd.is_ready() and not odd.logs("engine.crashed")
 
 
-def told(worker: WorkerProcess) -> tuple[str, str | None, bool]:
+def templates_of(worker: WorkerProcess) -> tuple[str, str | None, bool]:
     """Return the template, the one for tools, and whether the model's metadata has the latter."""
     props, info = worker.get("/props").json(), worker.get("/info").json()
     has_second = "tokenizer.chat_template.tool_use" in info["model"]["metadata"]
@@ -90,11 +90,11 @@ def told(worker: WorkerProcess) -> tuple[str, str | None, bool]:
 
 
 def test_props_has_both_templates_of_a_model(odd: WorkerProcess) -> None:
-    assert told(odd) == (ODD, SECOND, True)
+    assert templates_of(odd) == (ODD, SECOND, True)
 
 
 def test_an_operators_template_replaces_both(replaced: WorkerProcess) -> None:
-    assert told(replaced) == (OPERATORS, None, False)
+    assert templates_of(replaced) == (OPERATORS, None, False)
 
 
 def test_a_role_that_only_the_template_knows_is_accepted(replaced: WorkerProcess) -> None:

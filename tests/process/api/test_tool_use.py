@@ -218,33 +218,33 @@ def test_a_response_calls_custom_tools_and_those_of_namespaces(client: OpenAI) -
     for choice in ({"type": "custom", "name": "patch"}, "required"):
         kinds = set()
         for seed in range(8):
-            asked = fields | {"tool_choice": choice, "extra_body": {"seed": seed}}
-            whole = client.responses.create(**asked)
-            with client.responses.stream(**asked) as stream:
+            request = fields | {"tool_choice": choice, "extra_body": {"seed": seed}}
+            whole = client.responses.create(**request)
+            with client.responses.stream(**request) as stream:
                 events = list(stream)
                 item: Any
                 (item,) = stream.get_final_response().output
-            (told,) = whole.output
-            kinds.add(told.type)
+            (made,) = whole.output
+            kinds.add(made.type)
             ids = {"id": "", "call_id": ""}
             streamed = item.to_dict() | ids
             streamed.pop("parsed_arguments", None)  # the SDK's own
-            assert told.to_dict() | ids == streamed
-            if told.type == "custom_tool_call":
-                assert told.name == "patch" and IN_LINE.fullmatch(told.input)
+            assert made.to_dict() | ids == streamed
+            if made.type == "custom_tool_call":
+                assert made.name == "patch" and IN_LINE.fullmatch(made.input)
                 begun = [e for e in events if e.type == "response.custom_tool_call_input.delta"]
-                assert "".join(event.delta for event in begun) == told.input
+                assert "".join(event.delta for event in begun) == made.input
                 (done,) = [e for e in events if e.type == "response.custom_tool_call_input.done"]
-                assert done.input == told.input and done.item_id == item.id
+                assert done.input == made.input and done.item_id == item.id
             else:
-                assert told.type == "function_call"
-                assert (told.namespace, told.name) == ("fs", "look")
-                the_call("look", told.arguments)
+                assert made.type == "function_call"
+                assert (made.namespace, made.name) == ("fs", "look")
+                the_call("look", made.arguments)
             if choice == "required" and len(kinds) == 2:
                 break
         assert len(kinds) == (2 if choice == "required" else 1)
-    call: Any = told.to_dict()
-    result: Any = {"type": "function_call_output", "call_id": told.call_id, "output": "up"}
+    call: Any = made.to_dict()
+    result: Any = {"type": "function_call_output", "call_id": made.call_id, "output": "up"}
     turns: Any = [*FRANCE, call, result]
     after = client.responses.create(model="tools", input=turns, tools=tools, max_output_tokens=4)
     assert after.usage and after.usage.input_tokens > 50
@@ -325,34 +325,35 @@ def test_calls_and_results_are_in_the_prompt(client: OpenAI, worker: WorkerProce
 
 
 def test_only_allowed_tools_are_in_the_prompt(worker: WorkerProcess) -> None:
-    def told(path: str, **fields: Any) -> int:
+    def input_tokens(path: str, **fields: Any) -> int:
         answer = worker.post(f"{path}/input_tokens", fields)
         assert answer.status_code == 200, answer.text
         n_tokens: int = answer.json()["input_tokens"]
         return n_tokens
 
     chat: dict[str, Any] = {"messages": FRANCE}
-    alone = told("/v1/chat/completions", **chat, tools=[LOOK])
-    among = told("/v1/chat/completions", **chat, tools=TOOLS, tool_choice=allowed("auto", "look"))
-    assert alone == among < told("/v1/chat/completions", **chat, tools=TOOLS)
+    alone = input_tokens("/v1/chat/completions", **chat, tools=[LOOK])
+    chat["tools"] = TOOLS
+    among = input_tokens("/v1/chat/completions", **chat, tool_choice=allowed("auto", "look"))
+    assert alone == among < input_tokens("/v1/chat/completions", **chat)
 
     flat = [{"type": "function", **tool["function"]} for tool in TOOLS]
     choice = {"type": "allowed_tools", "mode": "required", "tools": [
         {"type": "function", "name": "weather"}, {"type": "mcp", "server_label": "a"}]}  # fmt: skip
-    asked = {"input": "Paris?", "tools": flat, "tool_choice": choice, "max_output_tokens": 200}
-    answer = worker.post("/v1/responses", asked).json()
+    body = {"input": "Paris?", "tools": flat, "tool_choice": choice, "max_output_tokens": 200}
+    answer = worker.post("/v1/responses", body).json()
     assert [item["name"] for item in answer["output"]] == ["weather"]
     assert answer["tool_choice"]["mode"] == "required"
     choice["tools"] = [{"type": "function", "name": "fly"}]
-    refused = worker.post("/v1/responses", asked).json()["error"]
+    refused = worker.post("/v1/responses", body).json()["error"]
     assert refused["param"] == "tool_choice.tools[0].name"
 
     group = {"type": "namespace", "name": "here", "tools": flat[:1]}
     grouped: dict[str, Any] = {"input": "Paris?", "tools": [group, *flat[1:]]}
     choice["tools"] = [{"type": "namespace", "name": "here"}]
-    alone = told("/v1/responses", input="Paris?", tools=[group])
-    assert alone == told("/v1/responses", **grouped, tool_choice=choice)
-    assert alone < told("/v1/responses", **grouped)
+    alone = input_tokens("/v1/responses", input="Paris?", tools=[group])
+    assert alone == input_tokens("/v1/responses", **grouped, tool_choice=choice)
+    assert alone < input_tokens("/v1/responses", **grouped)
 
 
 def test_a_response_format_does_not_apply_to_a_forced_call(client: OpenAI) -> None:
@@ -412,14 +413,14 @@ def test_a_grammar_excludes_calls_and_the_tools_are_named_as_ignored(
 def test_a_call_that_a_stop_cuts_off_ends_with_stop(
     worker: WorkerProcess, stop: str, stream: bool
 ) -> None:
-    asked = {"messages": FRANCE, "max_tokens": 100, "stream": stream}
+    body = {"messages": FRANCE, "max_tokens": 100, "stream": stream}
     look: Any = LOOK["function"]
     only_down = {**look["parameters"], "properties": {"where": {"enum": ["down"]}}}
     openais = {"type": "function", "function": {**look, "parameters": only_down}}
-    chat = asked | {"tools": [openais], "tool_choice": "required", "stop": [stop]}
+    chat = body | {"tools": [openais], "tool_choice": "required", "stop": [stop]}
     answer = worker.post("/v1/chat/completions", chat).text
     assert '"name":"look"' in answer and '"finish_reason":"stop"' in answer
     anthropics = {"name": "look", "input_schema": only_down}
     tools = {"tools": [anthropics], "tool_choice": {"type": "any"}, "stop_sequences": [stop]}
-    answer = worker.post("/v1/messages", asked | tools).text
+    answer = worker.post("/v1/messages", body | tools).text
     assert '"name":"look"' in answer and '"stop_reason":"stop_sequence"' in answer

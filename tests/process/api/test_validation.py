@@ -89,11 +89,9 @@ def test_each_range_includes_its_limit_and_nothing_beyond(
     assert [fault["field"] for fault in answer.json()["errors"]] == [field]
 
 
-@pytest.mark.parametrize("given", [5, True, {"a": 1}])
-def test_an_invalid_stop_is_refused_with_both_valid_forms(
-    worker: WorkerProcess, given: Any
-) -> None:
-    answer = worker.post("/v1/completions", {"prompt": "Once", "stop": given})
+@pytest.mark.parametrize("stop", [5, True, {"a": 1}])
+def test_an_invalid_stop_is_refused_with_both_valid_forms(worker: WorkerProcess, stop: Any) -> None:
+    answer = worker.post("/v1/completions", {"prompt": "Once", "stop": stop})
     assert answer.status_code == 400
     fault = answer.json()["error"]["errors"][0]
     assert fault["message"] == "stop must be a text or a list of texts"
@@ -131,9 +129,9 @@ def test_a_body_that_is_not_a_valid_json_object_is_refused(
 
 def test_a_body_over_the_limit_is_refused(worker: WorkerProcess) -> None:
     limit = worker.get("/info").json()["limits"]["max_body_bytes"]
-    told = httpx.post(f"{worker.base_url}/tokenize", content=b" " * (limit + 1), headers=JSON)
-    assert told.status_code == 413
-    assert told.json()["error"]["code"] == "payload_too_large"
+    refused = httpx.post(f"{worker.base_url}/tokenize", content=b" " * (limit + 1), headers=JSON)
+    assert refused.status_code == 413
+    assert refused.json()["error"]["code"] == "payload_too_large"
 
     def chunks() -> Any:
         for _ in range(limit // 65536 + 2):

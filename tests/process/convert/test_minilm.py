@@ -43,8 +43,9 @@ def test_a_real_encoder_gives_sentence_transformers_vectors(
     worker = start_worker("--model", str(gguf))
     with worker.client() as client:
         answer = client.post("/v1/embeddings", json={"input": MINILM["texts"]}).json()
-    ours = np.array([each["embedding"] for each in answer["data"]])
-    theirs = np.array(MINILM["vectors"])
-    cosines = (ours * theirs).sum(1) / np.linalg.norm(ours, axis=1) / np.linalg.norm(theirs, axis=1)
+    found = np.array([each["embedding"] for each in answer["data"]])
+    expected = np.array(MINILM["vectors"])
+    norms = np.linalg.norm(found, axis=1) * np.linalg.norm(expected, axis=1)
+    cosines = (found * expected).sum(1) / norms
     print(f"cosines to sentence-transformers' vectors: {cosines.min():.7f} to {cosines.max():.7f}")
     assert cosines.min() > 0.9999

@@ -99,8 +99,8 @@ def test_a_cache_that_the_system_refuses_is_named_with_its_flag(warm_cache: Path
     planned, report = plan_refused(Path(cache)), diagnose(Path(cache), DEAF)
     assert start.returncode == planned.exit_code == report.exit_code == 3
     assert "Traceback" not in start.stderr and "OSError" not in start.stderr
-    for said in (start.stderr, planned.message, report.as_screen()):
-        assert ": File name too long; " in said and "--cache-dir" in said
+    for text in (start.stderr, planned.message, report.as_screen()):
+        assert ": File name too long; " in text and "--cache-dir" in text
 
 
 def test_a_plan_that_does_not_fit_exits_with_5_and_says_what_would(
@@ -303,8 +303,8 @@ def test_doctor_names_the_code_and_the_fault_of_a_start(
 
 def test_doctor_reports_that_a_model_cannot_guess(warm_cache: Path) -> None:
     report = diagnose(warm_cache, speculate="mtp")
-    [told] = [check.text for check in report.checks if check.error]
-    assert report.exit_code == 2 and "has no layers for multi-token prediction" in told
+    [error] = [check.text for check in report.checks if check.error]
+    assert report.exit_code == 2 and "has no layers for multi-token prediction" in error
 
 
 @pytest.mark.parametrize("setting", ["model", "draft"])
@@ -318,8 +318,8 @@ def test_doctor_downloads_nothing(setting: str, warm_cache: Path) -> None:
 
 
 def test_doctor_plans_the_projector_too(warm_cache: Path) -> None:
-    given = {"model": str(random_model("dense")), "mmproj": str(random_projector("gemma3"))}
-    report = diagnose(warm_cache, **given, slots="1", context_length="256")
+    files = {"model": str(random_model("dense")), "mmproj": str(random_projector("gemma3"))}
+    report = diagnose(warm_cache, **files, slots="1", context_length="256")
     assert report.plan is not None and report.plan.parts["projector"] > 0
     [line] = [check.text for check in report.checks if check.name == "plan"]
     assert line.endswith(" GiB for 1 slot up to 256 tokens"), "in the plan's own words"
@@ -377,11 +377,11 @@ def test_an_unusable_cache_is_no_fault_for_a_model_that_needs_none(
     """A start with the same settings needs no cache, either."""
     cache = tmp_path / "cache"
     cache.write_text("not a folder")
-    given = flags(models["tied-q4"], 2, 512)
-    ended = run("doctor", "--port", "0", "--cache-dir", str(cache), *given, cache=tmp_path)
+    model_flags = flags(models["tied-q4"], 2, 512)
+    ended = run("doctor", "--port", "0", "--cache-dir", str(cache), *model_flags, cache=tmp_path)
     assert ended.returncode == 0, ended.stdout
     assert re.search(r"^ok +cache .*cannot be used.*need none", ended.stdout, re.MULTILINE)
-    assert start_worker(*given, cache_dir=cache).is_ready()
+    assert start_worker(*model_flags, cache_dir=cache).is_ready()
 
 
 @pytest.mark.parametrize("model", [None, "checkpoint"])
@@ -390,8 +390,8 @@ def test_without_a_cache_the_doctor_names_the_exit_code_of_a_start(
 ) -> None:
     (tmp_path / "cache").write_text("not a folder")
     (tmp_path / "checkpoint").symlink_to(bundled_folder())
-    given = {} if model is None else {"model": str(tmp_path / model)}
-    there = loaded(tmp_path / "cache", **given)
+    setting = {} if model is None else {"model": str(tmp_path / model)}
+    there = loaded(tmp_path / "cache", **setting)
     report = doctor.diagnose(there, child=DEAF)
     start = raised(lambda: asyncio.run(resolve(there, there.model)))
     assert report.exit_code == start.exit_code == 3 and "The cache folder" in start.message

@@ -70,8 +70,8 @@ def test_a_worker_that_loses_its_gpu_exits_with_5(start_worker: StartWorker) -> 
         lost = start_worker("--slots", "2", command=rpc.cuda_command(setting), env=often)
         device.kill()
         device.wait()
-        told = lost.wait_log("residency.lost")
-        assert "The test device at" in told["message"]
+        line = lost.wait_log("residency.lost")
+        assert "The test device at" in line["message"]
         assert lost.wait(60) == 5
         assert lost.stderr.strip().splitlines()[-1].startswith("llorch-cuda: The test device at")
 
@@ -96,9 +96,9 @@ def test_a_gpu_with_too_little_memory_exits_with_5(warm_cache: Path) -> None:
         sizes = ("--slots", "64", "--context-length", "1024")
         ended = refused(*sizes, cache=warm_cache, command=rpc.cuda_command(setting))
         assert ended.code == 5
-        told = ended.failure
-        assert told["code"] == "INSUFFICIENT_VRAM"
-        assert told["needed_bytes"] > told["available_bytes"] == 600 << 20
-        assert told["parts"]["kv"] > 0
-        fitting = str(told["largest_slots"])
+        failure = ended.failure
+        assert failure["code"] == "INSUFFICIENT_VRAM"
+        assert failure["needed_bytes"] > failure["available_bytes"] == 600 << 20
+        assert failure["parts"]["kv"] > 0
+        fitting = str(failure["largest_slots"])
         assert f"--slots {fitting} with 1024 tokens each" in ended.sentence

@@ -38,8 +38,8 @@ def test_changed_metadata_and_control_vectors_are_reported_and_planned(
 def test_control_vectors_without_effect_are_refused(tmp_path: Path, warm_cache: Path) -> None:
     file = bundled_gguf("f32")
     vector = random_control_vector(file, tmp_path / "v.gguf", 0)
-    given = ("--model", str(file), "--control-vector", f"{vector}:1e-30")
-    ended = run_to_exit("--port", "0", *given, cache_dir=warm_cache)
+    flags = ("--model", str(file), "--control-vector", f"{vector}:1e-30")
+    ended = run_to_exit("--port", "0", *flags, cache_dir=warm_cache)
     assert (ended.code, "Traceback" in ended.stderr) == (3, False)
     assert "change nothing" in ended.sentence
 

@@ -76,9 +76,9 @@ def test_each_form_of_reference_finds_its_checkpoint_and_manifest(
     here: Path, ref: str, source: str, revision: str | None
 ) -> None:
     folder = found(ref)
-    told = manifest.provenance(folder, "q8_0")
-    assert told[manifest.SOURCE] == source
-    assert told.get(manifest.REVISION) == revision
+    provenance = manifest.provenance(folder, "q8_0")
+    assert provenance[manifest.SOURCE] == source
+    assert provenance.get(manifest.REVISION) == revision
     assert name_of(folder) == source.rpartition("/")[2]
 
 
@@ -108,9 +108,9 @@ def test_verify_accepts_the_same_references_and_needs_no_network(
         expected = 6 if ref.endswith("v2") else 0
         assert cli.run(["verify", ref, "out.gguf", "--progress", "none"]) == expected
     assert hub.requests == []
-    said = capsys.readouterr()
-    assert said.out.count("all test texts agree") == 2
-    assert "offline mode is on" in said.err
+    output = capsys.readouterr()
+    assert output.out.count("all test texts agree") == 2
+    assert "offline mode is on" in output.err
 
 
 def test_verify_notices_a_checkpoint_that_has_changed(
@@ -156,35 +156,35 @@ def test_each_unusable_reference_has_its_code_and_sentence(
 
 
 def test_a_terminal_shows_the_download_and_the_conversion(here: Path) -> None:
-    ours, theirs = pty.openpty()
-    termios.tcsetwinsize(ours, (24, 100))
+    terminal, its_end = pty.openpty()
+    termios.tcsetwinsize(terminal, (24, 100))
     command = [sys.executable, "-m", "worker.commands.convert", "hf:o/tiny", "out.gguf"]
     env = os.environ | {"TERM": "xterm"}
-    child = subprocess.Popen(command, stdout=theirs, stderr=theirs, env=env)
-    os.close(theirs)
+    child = subprocess.Popen(command, stdout=its_end, stderr=its_end, env=env)
+    os.close(its_end)
     shown = b""
     while True:
         try:
-            piece = os.read(ours, 65536)
+            piece = os.read(terminal, 65536)
         except OSError:  # Linux reports this way that the last writer has left.
             break
         if not piece:
             break
         shown += piece
-    os.close(ours)
+    os.close(terminal)
     assert child.wait() == 0
-    *live, said = shown.decode().split("\r\x1b[K")
-    told = list(dict.fromkeys(each.partition("  ")[0] for each in live if each))
-    assert told == ["downloading", "checking", "reading the checkpoint", "converting"]
-    assert said.startswith("wrote out.gguf: ") and said.endswith("verified\r\n")
+    *live, last = shown.decode().split("\r\x1b[K")
+    phases = list(dict.fromkeys(each.partition("  ")[0] for each in live if each))
+    assert phases == ["downloading", "checking", "reading the checkpoint", "converting"]
+    assert last.startswith("wrote out.gguf: ") and last.endswith("verified\r\n")
 
 
 def test_info_has_the_source_of_a_converted_model(here: Path, start_worker: StartWorker) -> None:
     written = converted(f"hf:o/tiny@{COMMIT}")
     assert read_header("out.gguf").name == "tiny"
     info = start_worker("--model", str(here / "out.gguf")).get("/info").json()
-    told = info["model"]["conversion"]
-    assert told == {
+    conversion = info["model"]["conversion"]
+    assert conversion == {
         "source": "o/tiny",
         "revision": COMMIT,
         "source_sha256": written[manifest.DIGEST],
@@ -201,5 +201,5 @@ def test_an_invalid_reference_is_refused_with_the_valid_forms(
 ) -> None:
     """The worker's forms of references that the converter also accepts."""
     assert cli.run([ref, "out.gguf", "--progress", "none"]) == code
-    told = capsys.readouterr().err
-    assert "a folder of SafeTensors or hf:owner/repo@revision" in told and ".gguf" not in told
+    message = capsys.readouterr().err
+    assert "a folder of SafeTensors or hf:owner/repo@revision" in message and ".gguf" not in message

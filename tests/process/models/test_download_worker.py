@@ -92,8 +92,8 @@ def test_one_of_several_quantisations_is_chosen_and_logged(
     assert worker.stop() == 0
     guessing = ("--draft", "hf:o/r", "--speculate", "draft")
     assert shown("plan", tmp_path / "cache", *guessing, env=env)["parts"]["draft"] > 0
-    for name, asked in (("model", {}), ("draft", {"speculate": "draft"})):
-        report = diagnose(tmp_path / "cache", DEAF, **{name: "hf:o/r"}, **asked)
+    for name, more in (("model", {}), ("draft", {"speculate": "draft"})):
+        report = diagnose(tmp_path / "cache", DEAF, **{name: "hf:o/r"}, **more)
         (check,) = (check for check in report.checks if check.name == name)
         assert check.status == "ok" and check.text.endswith("m-Q8_0.gguf")
 

@@ -104,9 +104,9 @@ def test_a_recurrent_model_is_served_without_guesses_and_says_why(
     worker = start_worker(*model, "--speculate", "auto", wait_ready=True)
     engine = worker.get("/info").json()["engine"]
     assert engine["speculation"]["kind"] == "off" and "draft" not in engine["plan"]
-    (told,) = worker.logs("engine.speculation_off")
-    assert told["reason"] == engine["speculation"]["reason"]
-    assert "recurrent" in told["reason"]
+    (line,) = worker.logs("engine.speculation_off")
+    assert line["reason"] == engine["speculation"]["reason"]
+    assert "recurrent" in line["reason"]
     assert worker.stop() == 0
 
 
@@ -120,8 +120,8 @@ def test_a_recurrent_model_is_served_without_guesses_and_says_why(
 def test_a_model_that_cannot_guess_is_refused(
     warm_cache: Path, flags: tuple[str, str], code: int, words: str
 ) -> None:
-    given = [str(random_model("hybrid")) if each == "hybrid" else each for each in flags]
-    ended = run_to_exit("--port", "0", *given, cache_dir=warm_cache)
+    arguments = [str(random_model("hybrid")) if each == "hybrid" else each for each in flags]
+    ended = run_to_exit("--port", "0", *arguments, cache_dir=warm_cache)
     assert ended.code == code, ended.sentence
     assert words in ended.sentence
     assert "Traceback" not in ended.stderr

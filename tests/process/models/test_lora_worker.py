@@ -51,7 +51,7 @@ def completion(worker: WorkerProcess, text: str, **fields: Any) -> dict[str, Any
     return found
 
 
-def said(worker: WorkerProcess, text: str, **fields: Any) -> str:
+def text_of(worker: WorkerProcess, text: str, **fields: Any) -> str:
     return str(completion(worker, text, **fields)["choices"][0]["text"])
 
 
@@ -92,10 +92,10 @@ def test_a_stream_keeps_its_adapters_when_the_engine_dies(worker: WorkerProcess)
 
 
 def test_an_adapter_is_a_model_of_every_dialect(worker: WorkerProcess) -> None:
-    texts = {name: said(worker, STORY, model=name) for name in ("tiny-f32", "red", "blue")}
+    texts = {name: text_of(worker, STORY, model=name) for name in ("tiny-f32", "red", "blue")}
     assert len(set(texts.values())) == 3
-    assert said(worker, STORY) == texts["tiny-f32"]
-    assert said(worker, STORY, model="red", lora=[]) == texts["tiny-f32"], "its own list counts"
+    assert text_of(worker, STORY) == texts["tiny-f32"]
+    assert text_of(worker, STORY, model="red", lora=[]) == texts["tiny-f32"], "its own list counts"
     assert completion(worker, STORY, model="red")["model"] == "red"
     listed = {each["id"]: each["parent"] for each in worker.get("/v1/models").json()["data"]}
     assert listed == {"tiny-f32": None, "red": "tiny-f32", "blue": "tiny-f32"}
@@ -120,8 +120,8 @@ def test_an_adapter_is_a_model_of_every_dialect(worker: WorkerProcess) -> None:
     for name in texts:
         openai = worker.post("/v1/chat/completions", chat | {"model": name}).json()
         anthropic = worker.post("/v1/messages", chat | {"model": name}).json()
-        told = {"input": "Who?", "temperature": 0, "max_output_tokens": 8, "model": name}
-        responses = worker.post("/v1/responses", told).json()
+        of_responses = {"input": "Who?", "temperature": 0, "max_output_tokens": 8, "model": name}
+        responses = worker.post("/v1/responses", of_responses).json()
         ollama = {"options": {"temperature": 0, "num_predict": 8}, "stream": False, "model": name}
         of_ollama = worker.post("/api/chat", {"messages": chat["messages"]} | ollama).json()
         assert openai["model"] == anthropic["model"] == responses["model"] == name
@@ -144,9 +144,9 @@ def test_cells_of_other_adapters_are_not_reused(worker: WorkerProcess) -> None:
 
 def test_lora_adapters_sets_the_scales_of_requests_that_name_none(worker: WorkerProcess) -> None:
     """llama-server's paths: listed adapters are on, all others are off."""
-    plain, red = said(worker, STORY), said(worker, STORY, model="red")
-    assert said(worker, STORY, lora=[{"id": 0, "scale": 0}]) == plain
-    assert said(worker, STORY, lora=[{"id": 0, "scale": 1e-60}]) == plain, "no float32 holds it"
+    plain, red = text_of(worker, STORY), text_of(worker, STORY, model="red")
+    assert text_of(worker, STORY, lora=[{"id": 0, "scale": 0}]) == plain
+    assert text_of(worker, STORY, lora=[{"id": 0, "scale": 1e-60}]) == plain, "no float32 holds it"
     before = worker.get("/lora-adapters").json()
     assert [(each["id"], each["name"], each["scale"]) for each in before] == [
         (0, "red", 0.0),
@@ -155,9 +155,9 @@ def test_lora_adapters_sets_the_scales_of_requests_that_name_none(worker: Worker
     assert all("/" not in each["path"] for each in before)
     assert worker.post("/lora-adapters", [{"id": 0, "scale": 1.0}]).json() == {"success": True}
     assert [each["scale"] for each in worker.get("/lora-adapters").json()] == [1.0, 0.0]
-    assert said(worker, STORY) == red and said(worker, STORY, lora=[]) == plain
+    assert text_of(worker, STORY) == red and text_of(worker, STORY, lora=[]) == plain
     assert worker.post("/lora-adapters", []).json() == {"success": True}
-    assert said(worker, STORY) == plain
+    assert text_of(worker, STORY) == plain
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def test_an_adapter_without_a_name_is_the_default(
 ) -> None:
     """A PEFT folder is converted for the served model."""
     worker = start_worker("--lora", str(ADAPTER))
-    assert said(worker, STORY) != said(worker, STORY, lora=[])
+    assert text_of(worker, STORY) != text_of(worker, STORY, lora=[])
     info = worker.get("/info").json()
     [adapter] = info["model"]["adapters"]
     assert (adapter["name"], adapter["scale"], adapter["is_default"]) == ("adapter", 1.0, True)
@@ -233,10 +233,10 @@ def test_an_unreadable_adapter_or_vector_is_refused_with_its_flag(
     """By the engine, and by the doctor."""
     (tmp_path / "no-gguf").write_text("no GGUF")
     child = DEAF if flag == "--lora" else CHILD  # native code reads the vectors
-    given = (flag, str(tmp_path / name))
-    ended = run_to_exit("--port", "0", *given, cache_dir=warm_cache)
+    path = str(tmp_path / name)
+    ended = run_to_exit("--port", "0", flag, path, cache_dir=warm_cache)
     assert ended.code == 3 and f"llorch-cpu: {flag}: " in ended.sentence
     assert name in ended.sentence and "Traceback" not in ended.stderr
-    report = diagnose(warm_cache, child, **{flag.removeprefix("--").replace("-", "_"): given[1]})
-    (told,) = [check.text for check in report.checks if check.status == "failed"]
-    assert told.startswith(f"{flag}: ") and report.exit_code == 3
+    report = diagnose(warm_cache, child, **{flag.removeprefix("--").replace("-", "_"): path})
+    (message,) = [check.text for check in report.checks if check.status == "failed"]
+    assert message.startswith(f"{flag}: ") and report.exit_code == 3

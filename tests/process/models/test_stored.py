@@ -45,9 +45,9 @@ def run(*arguments: str) -> int:
 
 def test_the_cache_is_listed(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--cache-dir", str(cache)) == 0
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     for words in (COMMIT[:12], "o/r (main)", "unfinished", "conversion", "Q8_0", f"in {cache}"):
-        assert words in said
+        assert words in output
     assert run("--cache-dir", str(cache / "nothing")) == 0
     assert "0 B of downloads and conversions in" in capsys.readouterr().out
 
@@ -60,8 +60,8 @@ def test_a_cache_that_is_not_a_folder_is_refused(
     link.symlink_to("nothing")
     for path in (file, link):
         assert run("--cache-dir", str(path)) == 2
-        told = capsys.readouterr()
-        assert f"{str(path)!r} is not a folder" in told.err and told.out == ""
+        output = capsys.readouterr()
+        assert f"{str(path)!r} is not a folder" in output.err and output.out == ""
 
 
 def test_removing_a_snapshot_keeps_shared_files(cache: Path, gguf_bytes: bytes) -> None:

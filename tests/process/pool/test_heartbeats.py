@@ -124,8 +124,8 @@ def test_a_manager_in_trouble_never_stops_serving(start_worker: StartWorker) -> 
             assert running.is_ready() and running.get("/health").status_code == 200
             manager.reply = answer_ok
             until(lambda: troubles(running)[-1] == "", lambda: running.stderr)
-        told = troubles(running)
-        assert all(one != other for one, other in pairwise(told)), "a change is logged, no more"
+        logged = troubles(running)
+        assert all(one != other for one, other in pairwise(logged)), "a change is logged, no more"
         assert running.metric('worker_heartbeats_total{result="failed"}') >= len(replies)
         manager.reply = hangs
         until(lambda: troubles(running)[-1] != "", lambda: running.stderr)

@@ -85,12 +85,12 @@ def test_certificates_and_proxies_of_the_environment_are_used(
     start_worker: StartWorker, certificate: Path
 ) -> None:
     """In a whole worker, whose environment reaches its client."""
-    asked: list[str] = []
+    forwarded: list[str] = []
 
     class Proxy(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"]))
-            asked.append(self.path)
+            forwarded.append(self.path)
             send_json(self, 200, {})
 
         def log_message(self, format: str, *args: object) -> None:
@@ -110,4 +110,4 @@ def test_certificates_and_proxies_of_the_environment_are_used(
         assert running.logs("heartbeat.failed") == []
         proxy.shutdown()
         thread.join(10)
-    assert asked == ["http://manager.invalid/ready"]
+    assert forwarded == ["http://manager.invalid/ready"]

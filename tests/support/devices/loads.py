@@ -22,35 +22,35 @@ from worker.models.gguf.header import read_header
 from worker.wire.engine_info import Residency
 
 
-def planned(given: Given, budget: CpuBudget | None = None, adapters: Sequence[Path] = ()) -> Plan:
-    header, selected = read_header(given.model_path), select_device(given.settings)
-    asked = memory.PlanRequest(
+def planned(source: Given, budget: CpuBudget | None = None, adapters: Sequence[Path] = ()) -> Plan:
+    header, selected = read_header(source.model_path), select_device(source.settings)
+    request = memory.PlanRequest(
         header,
-        given.settings,
+        source.settings,
         selected.devices,
         budget or cpu_budget(1),
         "model",
         adapters=tuple(map(read_header, adapters)),
     )
-    return memory.plan(asked)
+    return memory.plan(request)
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    given: Given
+    source: Given
     selected: Selected
     model: Model
     context: Context
 
     def prove(self, selected: Selected | None = None, head: Context | None = None) -> Residency:
         """Prove that it is on the devices on which it was loaded, or on the given ones."""
-        header = read_header(self.given.model_path)
+        header = read_header(self.source.model_path)
         return proof.prove(self.context, selected or self.selected, header, head)
 
 
 @contextmanager
 def loaded(
-    given: Given,
+    source: Given,
     plan: Plan | None = None,
     adapters: Sequence[Path] = (),
     *,
@@ -59,22 +59,22 @@ def loaded(
 ) -> Iterator[Loaded]:
     """Load the model as the engine does, except for `options`; without a plan, 256 tokens a
     slot."""
-    header, selected = read_header(given.model_path), select_device(given.settings)
+    header, selected = read_header(source.model_path), select_device(source.settings)
     load = load_options(
         header,
         selected.devices,
         layers=plan.layers if plan else (),
         mmap=not selected.is_gpu,
-        mlock=given.settings.mlock,
+        mlock=source.settings.mlock,
     )
-    kv = a_part_each(given.settings, given.settings.context_length or 256)
+    kv = a_part_each(source.settings, source.settings.context_length or 256)
     if plan is not None:
         kv = KvCache(plan.kv_cells, plan.context_length, plan.kv_unified)
     embeds = header.pooling is not None
-    wanted = context_options(given.settings, kv, threads=1, embeds=embeds)
+    wanted = context_options(source.settings, kv, threads=1, embeds=embeds)
     wanted = replace(wanted, offload=wanted.offload and offload_kv)
-    with closing(Model(given.model_path, replace(load, **options))) as model:
+    with closing(Model(source.model_path, replace(load, **options))) as model:
         for file in adapters:
             model.load_adapter(str(file))
         with closing(Context(model, wanted)) as context:
-            yield Loaded(given, selected, model, context)
+            yield Loaded(source, selected, model, context)

@@ -81,8 +81,8 @@ def entered(root: Path, *command: str) -> list[str]:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The given wheel (`LLORCH_TEST_ARM64_WHEEL`), or a compiled one."""
-    if given := os.environ.get("LLORCH_TEST_ARM64_WHEEL"):
-        return Path(given)
+    if built_before := os.environ.get("LLORCH_TEST_ARM64_WHEEL"):
+        return Path(built_before)
     script = f"""
     apt-get -qq update && apt-get -qq install --no-install-recommends {PACKAGES} > /dev/null
     cd /src && exec python3 -B -c '{CROSS}'

@@ -56,20 +56,20 @@ def test_without_the_engine_each_command_names_the_one_that_gets_it(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     hint = "llorch-worker install-engine cpu"
     for command in ((fresh / "llorch-cpu", "--port", "0"), (fresh / "llorch-cpu", "plan")):
-        code, said = run(*command)
-        assert code == 4 and hint in said and "Traceback" not in said, said
-    code, said = run(fresh / "llorch-cpu", "doctor", "--port", "0")
-    assert code == 4 and hint in said, said
+        code, output = run(*command)
+        assert code == 4 and hint in output and "Traceback" not in output, output
+    code, output = run(fresh / "llorch-cpu", "doctor", "--port", "0")
+    assert code == 4 and hint in output, output
     assert not list(tmp_path.iterdir())
     assert run(fresh / "llorch-cpu", "--version")[0] == 0
-    code, said = run(fresh / "llorch-worker")
-    assert code == 2 and "required: COMMAND" in said, said
+    code, output = run(fresh / "llorch-worker")
+    assert code == 2 and "required: COMMAND" in output, output
 
 
 def test_one_command_installs_the_engine_that_the_tests_have(fresh: Path) -> None:
     """Here it comes from the cache, because `make setup` has built it."""
-    code, said = run(fresh / "llorch-worker", "install-engine", "cpu")
-    assert code == 0 and "llorch-cpu" in said, said
-    code, said = run(fresh / "llorch-cpu", "doctor", "--json", "--port", "0")
-    assert code == 0, said
-    assert f'"{pins.pins().llama_cpp_commit}"' in said
+    code, output = run(fresh / "llorch-worker", "install-engine", "cpu")
+    assert code == 0 and "llorch-cpu" in output, output
+    code, output = run(fresh / "llorch-cpu", "doctor", "--json", "--port", "0")
+    assert code == 0, output
+    assert f'"{pins.pins().llama_cpp_commit}"' in output

@@ -101,8 +101,8 @@ class Running:
         await self.until(has(replicas))
 
     async def workers(self) -> list[dict[str, Any]]:
-        told = await get(self.uri, "/health")
-        workers: list[dict[str, Any]] = (told or {}).get("workers", [])
+        health = await get(self.uri, "/health")
+        workers: list[dict[str, Any]] = (health or {}).get("workers", [])
         return workers
 
     async def until(self, what: Callable[[list[dict[str, Any]]], bool]) -> float:
@@ -134,8 +134,8 @@ def file(
     replicas: int | str = 3, slots: int = 4, queue: int = 256, surge: bool = False, more: str = ""
 ) -> str:
     """Make a fleet file of one group; `more` is appended."""
-    told = {"replicas": replicas, "slots": slots, "queue": queue, "surge": str(surge).lower()}
-    return FLEET.format(**told) + more
+    settings = {"replicas": replicas, "slots": slots, "queue": queue, "surge": str(surge).lower()}
+    return FLEET.format(**settings) + more
 
 
 def has(n_workers: int) -> Callable[[list[dict[str, Any]]], bool]:
@@ -170,9 +170,9 @@ def cluster(folder: Path) -> Iterator[Running]:
     )  # fmt: skip
     assert nodes.stdin is not None and nodes.stdout is not None
     try:
-        told = nodes.stdout.readline()
-        assert told, (folder / "nodes.log").read_text()[-3000:]
-        environment["RAY_DASHBOARD_ADDRESS"] = json.loads(told)["dashboard"]
+        line = nodes.stdout.readline()
+        assert line, (folder / "nodes.log").read_text()[-3000:]
+        environment["RAY_DASHBOARD_ADDRESS"] = json.loads(line)["dashboard"]
         yield Running(environment, folder, free_port(), nodes)
     finally:
         nodes.stdin.close()

@@ -118,8 +118,8 @@ async def test_a_gateway_that_takes_anothers_place_knows_its_workers(running: Ru
 
 async def test_a_full_fleet_refuses_exactly_what_is_too_much(running: Running) -> None:
     await running.restored(replicas=1, slots=4, queue=4)
-    asked = [stream(running.uri, job(f"Once {n}", 800)) for n in range(24)]
-    outcomes = await asyncio.gather(*asked)
+    requests = [stream(running.uri, job(f"Once {n}", 800)) for n in range(24)]
+    outcomes = await asyncio.gather(*requests)
     refused = [outcome for outcome in outcomes if outcome.status == 503]
     waited = max(outcome.first_ms for outcome in refused)
     print(f"overload: {counted(outcomes)}, {len(refused)} × 503 within {waited:.0f} ms")

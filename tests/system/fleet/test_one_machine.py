@@ -76,8 +76,9 @@ def test_a_fleet_on_one_machine_is_local_authenticated_and_keeps_serving_when_an
         assert answer.status_code == 200
         counted = 'worker_key_requests_total{key="ann",model="",worker="gateway"} 1.0'
         assert counted in client.get("/metrics").text
-        told = httpx.get("http://127.0.0.1:8265/api/serve/applications/", trust_env=False).text
-        assert '"second"' in told and TOKEN not in told
+        rays = "http://127.0.0.1:8265/api/serve/applications/"
+        applications = httpx.get(rays, trust_env=False).text
+        assert '"second"' in applications and TOKEN not in applications
         shown = [path for path in rays_files(alone) if path.is_file() and not path.is_socket()]
         written = b"".join(path.read_bytes() for path in shown)
         assert b'"key": "ann"' in written

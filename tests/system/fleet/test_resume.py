@@ -109,11 +109,11 @@ async def test_only_its_owner_may_read_a_stream(gateways: tuple[Gateway, Gateway
     ask = {"messages": [{"role": "user", "content": "Hi."}], "stream": True, "max_tokens": 5}
     mine, name = {"authorization": "Bearer mine"}, {"x-conversation-id": "secret"}
     whole = await call(first, "/v1/chat/completions", ask, headers={**mine, **name})
-    query, asked = b"conv_id=secret", {"conversation_ids": ["secret"]}
+    query, lookup = b"conv_id=secret", {"conversation_ids": ["secret"]}
     for other in {}, {"authorization": "Bearer other"}, {"x-llorch-owner": "mine"}:
         got = await call(second, "/v1/stream", query=query, headers=other)
         assert got.status == 404
-        assert (await call(second, "/v1/streams/lookup", asked, headers=other)).json == []
+        assert (await call(second, "/v1/streams/lookup", lookup, headers=other)).json == []
         await call(second, "/v1/stream", method="DELETE", query=query, headers=other)
     got = await call(second, "/v1/stream", query=query, headers=mine)
     assert (got.status, got.body) == (200, whole.body)
@@ -129,11 +129,11 @@ async def test_a_stream_resumed_at_its_end_is_empty(gateways: tuple[Gateway, Gat
 
 async def test_reasoning_is_ended_wherever_it_is(gateways: tuple[Gateway, Gateway]) -> None:
     first, second = gateways
-    asked: dict[str, Any] = {
+    body: dict[str, Any] = {
         "model": "two", "messages": [{"role": "user", "content": "Think."}], "stream": True,
         "max_tokens": 900, "temperature": 0, "ignore_eos": True,
     }  # fmt: skip
-    cut = await call(first, "/v1/chat/completions", asked, headers=RESUME, leave_after_chunks=3)
+    cut = await call(first, "/v1/chat/completions", body, headers=RESUME, leave_after_chunks=3)
     id = events(cut.body)[0]["id"]
     order = {"id": id, "action": "reasoning_end"}
     assert (await call(second, "/v1/chat/completions/control", order)).json["success"] is True

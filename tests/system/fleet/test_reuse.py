@@ -37,14 +37,14 @@ async def converse(client: httpx.AsyncClient, number: int, turns: list[dict[str,
         body = {"model": "tiny", "messages": messages, "max_tokens": 24, "temperature": 0}
         answer = await client.post("/v1/chat/completions", json=body)
         assert answer.status_code == 200, answer.text
-        told = answer.json()
-        usage = told["usage"]
+        completion = answer.json()
+        usage = completion["usage"]
         turns.append({
             "conversation": number, "turn": turn, "worker": answer.headers["x-llorch-worker"],
             "prompt": usage["prompt_tokens"],
             "cached": usage["prompt_tokens_details"]["cached_tokens"],
         })  # fmt: skip
-        messages.append(told["choices"][0]["message"])
+        messages.append(completion["choices"][0]["message"])
         messages.append({"role": "user", "content": f"And what did they do in hour {turn}?"})
 
 
@@ -92,7 +92,7 @@ async def test_a_prefix_that_most_prompts_share_does_not_overload_one_worker(
 ) -> None:
     await running.restored(3, slots=SLOTS)
     shared = "Once upon a time, in a land of hills and rivers, there was a brave fox. " * 5
-    asked = [
+    questions = [
         job(shared + f"{n}" if n % 5 else f"Alone, number {n}, a bird sang", 40) for n in range(120)
     ]
     outcomes = []
@@ -110,7 +110,7 @@ async def test_a_prefix_that_most_prompts_share_does_not_overload_one_worker(
             await asyncio.sleep(0.05)
 
     watching = asyncio.create_task(watch())
-    await asyncio.gather(*(client(asked[n::12]) for n in range(12)))
+    await asyncio.gather(*(client(questions[n::12]) for n in range(12)))
     watching.cancel()
     load = Counter(outcome.worker for outcome in outcomes)
     ratio = max(load.values()) / (sum(load.values()) / 3)

@@ -25,19 +25,19 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="session")
 def vulkan_image(tmp_path_factory: pytest.TempPathFactory) -> str:
     """With Mesa's drivers, which include the software device."""
-    if given := os.environ.get("LLORCH_TEST_VULKAN_IMAGE"):
-        return given
+    if built_before := os.environ.get("LLORCH_TEST_VULKAN_IMAGE"):
+        return built_before
     drivers = ["DRIVERS=mesa-vulkan-drivers"]
     return _built("vulkan", drivers, tmp_path_factory.mktemp("vulkan"))
 
 
-def _built(backend: str, given: list[str], folder: Path) -> str:
+def _built(backend: str, arguments: list[str], folder: Path) -> str:
     tag = f"localhost/llorch-{backend}:test"
     line = images.command(
         "podman",
         backend,
         tag,
-        images.arguments(backend, given=[f"BASE_IMAGE={base()}", *given]),
+        images.arguments(backend, given=[f"BASE_IMAGE={base()}", *arguments]),
         # No intermediate layers: this storage driver copies the whole image for each.
         ["--network=host", "--layers=false", *lent(folder)],
     )

@@ -76,7 +76,7 @@ def lent(folder: Path) -> list[str]:
     pip.write_text("[global]\ncert = /etc/lent-ca.crt\n")
     npm.write_text("cafile = /etc/lent-ca.crt\n")
     files = {bundle: "/etc/lent-ca.crt", pip: "/etc/pip.conf", npm: "/root/.npmrc"}
-    return [f"--volume={ours}:{theirs}:ro" for ours, theirs in files.items()]
+    return [f"--volume={here}:{there}:ro" for here, there in files.items()]
 
 
 def _check_tools() -> None:

@@ -17,7 +17,7 @@ TOOL = {
 
 
 @contextmanager
-def running_mcp(said: str) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+def running_mcp(text: str) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """Run the server; yields its address and the arguments of each tool call, which returns
     `said`."""
     calls: list[dict[str, Any]] = []
@@ -33,16 +33,16 @@ def running_mcp(said: str) -> Iterator[tuple[str, list[dict[str, Any]]]]:
             self._answer(200, b"")
 
         def do_POST(self) -> None:
-            asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            if "id" not in asked:
+            request = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            if "id" not in request:
                 return self._answer(202, b"")
-            reply = {"jsonrpc": "2.0", "id": asked["id"], "result": self._result(asked)}
+            reply = {"jsonrpc": "2.0", "id": request["id"], "result": self._result(request)}
             return self._answer(200, json.dumps(reply).encode())
 
-        def _result(self, asked: dict[str, Any]) -> dict[str, Any]:
-            match asked["method"]:
+        def _result(self, request: dict[str, Any]) -> dict[str, Any]:
+            match request["method"]:
                 case "initialize":
-                    version = asked["params"]["protocolVersion"]
+                    version = request["params"]["protocolVersion"]
                     return {
                         "protocolVersion": version,
                         "capabilities": {"tools": {}},
@@ -51,8 +51,8 @@ def running_mcp(said: str) -> Iterator[tuple[str, list[dict[str, Any]]]]:
                 case "tools/list":
                     return {"tools": [TOOL]}
                 case "tools/call":
-                    calls.append(asked["params"].get("arguments", {}))
-                    return {"content": [{"type": "text", "text": said}]}
+                    calls.append(request["params"].get("arguments", {}))
+                    return {"content": [{"type": "text", "text": text}]}
                 case _:
                     return {}
 

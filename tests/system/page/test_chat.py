@@ -136,7 +136,7 @@ def test_what_only_llama_server_has_is_hidden(tab: Any, worker: WorkerProcess) -
 
 
 def test_a_hostile_answer_is_harmless(tab: Any, worker: WorkerProcess) -> None:
-    asked = own_hosts(tab)
+    hosts = own_hosts(tab)
     chat = Chat(tab, worker.base_url, **writes(HOSTILE))
     chat.ask("Hurt me.")
     tab.wait_for_timeout(500)
@@ -147,7 +147,7 @@ def test_a_hostile_answer_is_harmless(tab: Any, worker: WorkerProcess) -> None:
     last.get_by_text("click").click()  # the page's policy does not run such a link
     tab.wait_for_timeout(500)
     assert tab.evaluate("window.hurt") is None
-    assert loaded_elsewhere(asked, worker) == set()
+    assert loaded_elsewhere(hosts, worker) == set()
 
 
 def loaded_elsewhere(hosts: list[str], worker: WorkerProcess) -> set[str]:
@@ -156,7 +156,7 @@ def loaded_elsewhere(hosts: list[str], worker: WorkerProcess) -> set[str]:
 
 
 def test_it_asks_no_other_host(tab: Any, worker: WorkerProcess) -> None:
-    asked = own_hosts(tab)
+    hosts = own_hosts(tab)
     blocked: list[str] = []
     tab.on(
         "console",
@@ -168,18 +168,18 @@ def test_it_asks_no_other_host(tab: Any, worker: WorkerProcess) -> None:
         tab.get_by_role("button", name=name, exact=True).first.click()
         tab.wait_for_timeout(500)
         tab.keyboard.press("Escape")
-    assert loaded_elsewhere(asked, worker) == set() and blocked == []
+    assert loaded_elsewhere(hosts, worker) == set() and blocked == []
 
 
 def test_the_token_is_asked_for_and_used(tab: Any, start_worker: StartWorker) -> None:
     running = start_worker(env={"LLORCH_WORKER_TOKEN": TOKEN})
     chat = Chat(tab, running.base_url)
     tab.get_by_role("button", name="Enter API Key").click()
-    given = tab.get_by_label("API Key")
-    given.fill("wrong")
+    field = tab.get_by_label("API Key")
+    field.fill("wrong")
     tab.keyboard.press("Enter")
     expect(tab.get_by_text("Invalid API key")).to_be_visible()
-    given.fill(TOKEN)
+    field.fill(TOKEN)
     tab.keyboard.press("Enter")
     expect(chat.box).to_be_visible()
     assert "Paris" in chat.ask(FRANCE)
@@ -193,8 +193,8 @@ def test_a_served_name_is_the_one_that_it_sends(tab: Any, start_worker: StartWor
 
 def test_both_pages_live_below_a_prefix(tab: Any, start_worker: StartWorker) -> None:
     running = start_worker("--api-prefix", "/llm/v2", wait_ready=False)
-    asked: list[tuple[str, int]] = []
-    tab.on("response", lambda each: asked.append((urlsplit(each.url).path, each.status)))
+    answers: list[tuple[str, int]] = []
+    tab.on("response", lambda each: answers.append((urlsplit(each.url).path, each.status)))
     running.wait_log("worker.ready")
     chat = Chat(tab, f"{running.base_url}/llm/v2")
     assert "Paris" in chat.ask(FRANCE)
@@ -204,7 +204,7 @@ def test_both_pages_live_below_a_prefix(tab: Any, start_worker: StartWorker) -> 
     tab.get_by_role("link", name="Status").click()
     tab.get_by_role("link", name="Chat").click()
     expect(tab.get_by_text(FRANCE).first).to_be_attached()
-    assert [path for path, status in asked if status >= 400 or "/llm/v2/" not in path] == []
+    assert [path for path, status in answers if status >= 400 or "/llm/v2/" not in path] == []
 
 
 def test_the_worker_may_go_and_come_back(tab: Any, start_worker: StartWorker) -> None:

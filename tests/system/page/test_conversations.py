@@ -163,7 +163,7 @@ def test_a_file_comes_to_the_model(
     kind: str,
 ) -> None:
     worker = with_sense(sense)
-    asked, sent = own_hosts(tab), []
+    hosts, sent = own_hosts(tab), []
     tab.on("request", lambda each: sent.append(each) if "completions" in each.url else None)
     chat = Chat(
         tab, worker.base_url, customJson='{"max_tokens": 16}', pdfAsImage=way == "as pictures"
@@ -180,4 +180,4 @@ def test_a_file_comes_to_the_model(
     parts = json.loads(sent[0].post_data)["messages"][-1]["content"]
     assert sorted(part["type"] for part in parts) == sorted([kind, "text"])
     assert kind != "text" or any("A fox was brave." in part["text"] for part in parts)
-    assert {host for host in asked if host} == {worker.base_url.removeprefix("http://")}
+    assert {host for host in hosts if host} == {worker.base_url.removeprefix("http://")}

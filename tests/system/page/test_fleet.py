@@ -36,7 +36,7 @@ def fleet(workers: dict[str, list[WorkerProcess]]) -> Iterator[str]:
 
 
 def test_the_status_page_shows_all_workers_and_each(tab: Any, fleet: str) -> None:
-    faults, asked = faults_of(tab), own_hosts(tab)
+    faults, hosts = faults_of(tab), own_hosts(tab)
     tab.goto(fleet)
     table = tab.get_by_role("region", name="Table of workers")
     for group, count in GROUPS.items():
@@ -52,7 +52,7 @@ def test_the_status_page_shows_all_workers_and_each(tab: Any, fleet: str) -> Non
         expect(link).to_have_attribute("href", f"chat/?model={id.partition('-')[0]}")
         tab.wait_for_timeout(2500)
         expect(chosen).to_be_focused()  # the table is not redrawn
-    assert faults == [] and {host for host in asked if host} == {fleet.removeprefix("http://")}
+    assert faults == [] and {host for host in hosts if host} == {fleet.removeprefix("http://")}
     assert violations(tab) == []
 
 

@@ -67,14 +67,14 @@ def test_numbers_are_those_of_the_metrics(page: Any, worker: WorkerProcess) -> N
     assert tile(page, "running").inner_text() == running
     written = f"{value('worker_tokens_generated_total'):,.0f}"
     assert tile(page, "tokens written").inner_text() == written
-    reused, asked = value("worker_tokens_cached_total"), value("vllm:prefix_cache_queries_total")
+    reused, queried = value("worker_tokens_cached_total"), value("vllm:prefix_cache_queries_total")
     assert reused > 0
     share = tile(page, "prompt tokens reused").inner_text()
-    assert float(share.removesuffix(" %")) == pytest.approx(100 * reused / asked, abs=0.51)
+    assert float(share.removesuffix(" %")) == pytest.approx(100 * reused / queried, abs=0.51)
     cache = {name: float(n.replace(",", "")) for name, n in legend(page, "cache-legend").items()}
     for tier, name in TIERS.items():
         assert cache[name] == value(f'worker_tokens_reused_total{{tier="{tier}"}}')
-    assert cache["computed"] == asked - reused and sum(cache.values()) == asked
+    assert cache["computed"] == queried - reused and sum(cache.values()) == queried
 
 
 def test_the_memory_map_adds_up_and_is_to_scale(page: Any, worker: WorkerProcess) -> None:
@@ -163,12 +163,12 @@ PAGES = {"/": "#facts dd", "/docs/": "#operations details"}
 @pytest.mark.parametrize("path", PAGES)
 def test_it_asks_no_other_host(browser: Any, worker: WorkerProcess, path: str) -> None:
     opened = browser.new_page()
-    asked = own_hosts(opened)
+    hosts = own_hosts(opened)
     opened.goto(worker.base_url + path)
     opened.wait_for_selector(PAGES[path], state="attached")
     opened.wait_for_timeout(3000)
     opened.close()
-    assert set(asked) == {worker.base_url.removeprefix("http://")}
+    assert set(hosts) == {worker.base_url.removeprefix("http://")}
 
 
 @pytest.mark.parametrize("path", PAGES)
@@ -206,15 +206,15 @@ def test_the_api_is_described_with_every_path_and_field(page: Any, worker: Worke
 
 
 def test_the_status_is_asked_for_only_while_the_page_is_seen(page: Any) -> None:
-    asked: list[str] = []
-    page.on("request", lambda request: asked.append(request.url))
+    urls: list[str] = []
+    page.on("request", lambda request: urls.append(request.url))
     with page.expect_request("**/status"):
         pass
     hide(page)
     page.wait_for_timeout(500)
-    asked.clear()
+    urls.clear()
     page.wait_for_timeout(5000)
-    assert asked == []
+    assert urls == []
 
 
 def test_a_restart_of_the_engine_is_told(page: Any, worker: WorkerProcess) -> None:

@@ -148,21 +148,21 @@ def test_a_terminal(browser: Any, tmp_path: Path) -> None:
 
 def on_a_terminal(command: list[str], env: dict[str, str]) -> str:
     """Return a worker's terminal output until it serves and is stopped."""
-    ours, theirs = pty.openpty()
+    terminal, its_end = pty.openpty()
     process = subprocess.Popen(
         [*command, "--port", "0"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-        stderr=theirs, env=env,
+        stderr=its_end, env=env,
     )  # fmt: skip
-    os.close(theirs)
+    os.close(its_end)
     seen = bytearray()
     deadline = time.monotonic() + 120
     try:
         while b"Chat at" not in seen and time.monotonic() < deadline:
-            seen += os.read(ours, 4096)
+            seen += os.read(terminal, 4096)
         process.send_signal(signal.SIGTERM)
         process.wait(60)
     finally:
         process.kill()
         process.wait()
-        os.close(ours)
+        os.close(terminal)
     return seen.decode().replace("\r\n", "\n")

@@ -82,18 +82,18 @@ def routed(
         trust_env=False,
     )
 
-    def told() -> str:
+    def output() -> str:
         return (folder / f"{name}.log").read_text("utf-8", "replace")[-3000:]
 
     def serves() -> bool:
-        assert process.poll() is None, told()
+        assert process.poll() is None, output()
         try:
             return client.get("/v1/models", timeout=5).status_code == 200
         except httpx.TransportError:
             return False
 
     try:
-        until(serves, told, seconds=180)
+        until(serves, output, seconds=180)
         yield client
     finally:
         client.close()

@@ -113,10 +113,10 @@ def test_grafanas_dashboard_asks_nothing_that_prometheus_refuses(
     workers: list[WorkerProcess], tmp_path: Path
 ) -> None:
     dashboard = json.loads((KUBERNETES.parent / "grafana.json").read_text("utf-8"))
-    asked = [each["expr"] for panel in dashboard["panels"] for each in panel["targets"]]
+    queries = [each["expr"] for panel in dashboard["panels"] for each in panel["targets"]]
     with prometheus(workers, tmp_path) as client:
         until(lambda: value(client, "sum(up)") == 3, lambda: "not three scraped targets")
-        for query in asked:
+        for query in queries:
             plain = query.replace("$instance", ".*").replace("$__rate_interval", "1m")
             value(client, plain)
 
@@ -126,11 +126,11 @@ def test_kubectl_renders_what_the_tests_check(routers_bin: Path, overlay: str) -
     line = [str(routers_bin / "kubectl"), "kustomize", str(KUBERNETES / overlay)]
     shown = subprocess.run(line, capture_output=True, text=True, check=True).stdout
     # The generator appends the same hash everywhere.
-    theirs = list(
+    rendered = list(
         yaml.safe_load_all(re.sub(r"llorch-picker-[a-z0-9]{10}\b", "llorch-picker", shown))
     )
 
     def name(resource: dict[str, Any]) -> tuple[str, str]:
         return resource["kind"], resource["metadata"]["name"]
 
-    assert sorted(theirs, key=name) == sorted(render(KUBERNETES / overlay), key=name)
+    assert sorted(rendered, key=name) == sorted(render(KUBERNETES / overlay), key=name)

@@ -62,7 +62,7 @@ def test_a_router_serves_what_its_workers_do(
     tmp_path: Path,
     counts: list[str],
 ) -> None:
-    asked = [question(COUNTRIES[n % len(COUNTRIES)]) for n in range(N_REQUESTS)]
+    bodies = [question(COUNTRIES[n % len(COUNTRIES)]) for n in range(N_REQUESTS)]
     direct = {
         country: content(workers[0].post("/v1/chat/completions", question(country)))
         for country in COUNTRIES
@@ -76,11 +76,11 @@ def test_a_router_serves_what_its_workers_do(
 
         before = served_by(workers)
         with ThreadPoolExecutor(8) as pool:
-            answers = pool.map(lambda body: client.post("/v1/chat/completions", json=body), asked)
+            answers = pool.map(lambda body: client.post("/v1/chat/completions", json=body), bodies)
             whole = sum(content(got) == want for got, want in zip(answers, expected, strict=True))
         spread = [now - was for now, was in zip(served_by(workers), before, strict=True)]
         with ThreadPoolExecutor(8) as pool:
-            texts = pool.map(lambda body: streamed(client, body), asked)
+            texts = pool.map(lambda body: streamed(client, body), bodies)
             streams = sum(got == want for got, want in zip(texts, expected, strict=True))
         completion = client.post(
             "/v1/completions", json=FIELDS | {"prompt": "Once upon a time", "max_tokens": 4}
@@ -88,7 +88,7 @@ def test_a_router_serves_what_its_workers_do(
         assert completion.json()["choices"][0]["text"] == ", there was a"
 
         workers[2].kill()  # the last to start; any would do
-        after = [client.post("/v1/chat/completions", json=body) for body in asked]
+        after = [client.post("/v1/chat/completions", json=body) for body in bodies]
         right = [
             answer.status_code == 200 and content(answer) == want
             for answer, want in zip(after, expected, strict=True)

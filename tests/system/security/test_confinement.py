@@ -80,10 +80,10 @@ def linked_venv(home: Path) -> Path:
     """The Python of a venv whose packages are links to those of this one."""
     venv.create(home, symlinks=True)
     (mine,) = home.glob("lib/python*/site-packages")
-    theirs = Path(sysconfig.get_path("purelib"))
-    for folder, inner, names in os.walk(theirs):
+    packages = Path(sysconfig.get_path("purelib"))
+    for folder, inner, names in os.walk(packages):
         inner[:] = [each for each in inner if not each.startswith(OF_THE_TESTS)]
-        place = mine / Path(folder).relative_to(theirs)
+        place = mine / Path(folder).relative_to(packages)
         place.mkdir(exist_ok=True)
         for name in names:
             (place / name).symlink_to(Path(folder, name))

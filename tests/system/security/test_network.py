@@ -23,9 +23,9 @@ HEALTH_SECONDS = 2.0
 
 
 def post(worker: WorkerProcess, path: str, **headers: str) -> httpx.Response:
-    given = {name.replace("_", "-"): value for name, value in headers.items()}
+    sent = {name.replace("_", "-"): value for name, value in headers.items()}
     content = b'{"content":"a"}'
-    return httpx.post(worker.base_url + path, content=content, headers=given, timeout=60)
+    return httpx.post(worker.base_url + path, content=content, headers=sent, timeout=60)
 
 
 def is_healthy(worker: WorkerProcess) -> bool:
@@ -84,10 +84,10 @@ def test_allowed_hosts_and_origins_are_accepted(scripted: ScriptedFactory) -> No
     origin = {"Origin": "https://chat.example"}
     answer = httpx.get(f"{worker.base_url}/health", headers=origin)
     assert answer.headers["access-control-allow-origin"] == "https://chat.example"
-    asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "x-a"}
-    before = httpx.options(f"{worker.base_url}/v1/chat/completions", headers=origin | asked)
+    preflight = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "x-a"}
+    before = httpx.options(f"{worker.base_url}/v1/chat/completions", headers=origin | preflight)
     assert before.status_code == 204 and before.headers["access-control-allow-headers"] == "x-a"
-    other = httpx.options(f"{worker.base_url}/v1/chat/completions", headers=EVIL | asked)
+    other = httpx.options(f"{worker.base_url}/v1/chat/completions", headers=EVIL | preflight)
     assert other.status_code == 403 and "access-control-allow-origin" not in other.headers
 
 

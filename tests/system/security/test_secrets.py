@@ -78,8 +78,8 @@ async def test_the_error_of_an_unreachable_manager_has_no_secret() -> None:
     with pytest.raises(CallbackFailed) as failed, capture_logs() as lines:
         await pool.announce(nothing, lambda: False)
     await pool.close()
-    told = f"{failed.value.message} {failed.value.details} {lines}"
-    assert address in told and "hunter2" not in told and "opensesame" not in told
+    output = f"{failed.value.message} {failed.value.details} {lines}"
+    assert address in output and "hunter2" not in output and "opensesame" not in output
 
 
 @pytest.mark.anyio

@@ -110,8 +110,8 @@ def prove(start_proving: Callable[..., subprocess.Popen[str]]) -> Prove:
 
     def run(cards: Cards, model: str, **settings: Any) -> dict[str, Any]:
         with start_proving(cards, model, **settings) as process:
-            told, _ = process.communicate(timeout=120)
-        found: dict[str, Any] = json.loads(told)
+            output, _ = process.communicate(timeout=120)
+        found: dict[str, Any] = json.loads(output)
         return found
 
     return run

@@ -21,9 +21,9 @@ from worker.wire.engine_settings import EngineSettings
 def main(path: str, settings: dict[str, Any]) -> None:
     if "vulkan_device" in settings:
         settings["vulkan_device"] = tuple(settings["vulkan_device"])
-    given = Given(EngineSettings("vulkan", **settings), path)
-    plan = planned(given)
-    with loaded(given, plan) as held:
+    source = Given(EngineSettings("vulkan", **settings), path)
+    plan = planned(source)
+    with loaded(source, plan) as held:
         found = held.prove()
         shares = [
             {
@@ -33,10 +33,10 @@ def main(path: str, settings: dict[str, Any]) -> None:
             }
             for share in plan.shares
         ]
-        told = {"resident": found.resident, "watched": found.watched, "layers": plan.layers}
-        rows = min(given.settings.micro_batch, plan.kv_cells)
+        report = {"resident": found.resident, "watched": found.watched, "layers": plan.layers}
+        rows = min(source.settings.micro_batch, plan.kv_cells)
         layer_output = 4 * rows * (read_header(path).embedding_length or 0)
-        tell(told | {"shares": shares, "layer_output": layer_output})
+        tell(report | {"shares": shares, "layer_output": layer_output})
         for _ in sys.stdin:
             live_check.check(held.selected, found)
             tell({"resident": True})

@@ -136,10 +136,10 @@ def test_memory_that_is_gone_while_a_prompt_needs_it_ends_the_engine(
     cards = Cards("discrete:500", tmp_path / "cards")
     flags = ("--slots", "2", "--kv-type", "q8_0", "--prefill-budget", "512", "--crash-limit", "3")
     worker = start(cards, *flags, *PATIENT)
-    asked = {"max_tokens": 8, "temperature": 0}
+    greedy = {"max_tokens": 8, "temperature": 0}
     with ThreadPoolExecutor(1) as pool:
         with cards.full():
-            answer = pool.submit(worker.execute, PROMPTS[0] + " and the fox" * 190, **asked)
+            answer = pool.submit(worker.execute, PROMPTS[0] + " and the fox" * 190, **greedy)
             until(
                 lambda: len(worker.logs("engine.crashed")) > 1,
                 lambda: worker.stderr[-2000:],
@@ -161,7 +161,7 @@ def test_memory_that_is_gone_while_a_prompt_needs_it_ends_the_engine(
             assert health["state"] == "recovering" and health["resident"] is False
             assert worker.get("/ready").status_code == 503
         assert answer.result(SHADER_SECONDS).end["engine_restarts"] == 1
-    assert worker.execute(PROMPTS[0], **asked).end["tokens_out"] == 8
+    assert worker.execute(PROMPTS[0], **greedy).end["tokens_out"] == 8
     assert worker.get("/health").json()["resident"] is True
 
 
@@ -189,8 +189,8 @@ def test_a_model_that_fits_on_two_cards_alone_is_served_by_them(
     )
     assert left.code == 5, left.stderr
     with serving() as manager:
-        told = (*SHAPE, *PATIENT, *manager.flags())
-        both = start("discrete:290,discrete:290", "--vulkan-device", "0,1", *told)
+        flags = (*SHAPE, *PATIENT, *manager.flags())
+        both = start("discrete:290,discrete:290", "--vulkan-device", "0,1", *flags)
         manager.wait_for(n_callbacks=1)
         manager.wait_for_status("ready")
         assert manager.verdict() == []

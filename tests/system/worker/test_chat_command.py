@@ -31,11 +31,11 @@ FRANCE = "What is the capital of France?\n"
 
 
 def chat(
-    *flags: str, said: str, cache: Path, env: dict[str, str] | None = None
+    *flags: str, typed: str, cache: Path, env: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*installed(), "chat", *flags],
-        input=said, capture_output=True, text=True, env=environment(cache, env), timeout=PATIENCE_S,
+        [*installed(), "chat", *flags], input=typed, capture_output=True, text=True,
+        env=environment(cache, env), timeout=PATIENCE_S,
     )  # fmt: skip
 
 
@@ -43,17 +43,17 @@ def test_chat_continues_a_conversation_with_the_running_worker(
     worker: WorkerProcess, tmp_path: Path
 ) -> None:
     """Two turns of one conversation: the second continues from the cells of the first."""
-    said = "What is 3 plus 4? " * 6 + "\nWhat is 2 plus 2?\n"
+    typed = "What is 3 plus 4? " * 6 + "\nWhat is 2 plus 2?\n"
     port = str(worker.port)
-    done = chat("--port", port, "--json", said=said, cache=tmp_path)
+    done = chat("--port", port, "--json", typed=typed, cache=tmp_path)
     assert done.returncode == 0, done.stderr
     first, second = map(json.loads, done.stdout.splitlines())
     assert first["content"] and first["finish_reason"] == "stop"
     assert second["timings"]["cache_n"] > 0
-    said = "/system Be kind.\n/etc/hosts\n"  # not a command: answered, as JSON
-    last = chat("--port", port, "--json", said=said, cache=tmp_path)
+    typed = "/system Be kind.\n/etc/hosts\n"  # not a command: answered, as JSON
+    last = chat("--port", port, "--json", typed=typed, cache=tmp_path)
     assert "content" in json.loads(last.stdout), last.stdout
-    plain = chat("--port", port, said=FRANCE, cache=tmp_path)
+    plain = chat("--port", port, typed=FRANCE, cache=tmp_path)
     assert "Paris" in plain.stdout and "tokens/s" in plain.stdout
 
 
@@ -72,9 +72,9 @@ def test_chat_uses_https_and_the_token_and_names_the_variable_without_it(
     worker = start_worker(*certificate, env=env, wait_ready=False)
     worker.wait_log("worker.ready")
     flags = ("--port", str(worker.port), *certificate, "--json")
-    done = chat(*flags, said=FRANCE, cache=tmp_path, env=env)
+    done = chat(*flags, typed=FRANCE, cache=tmp_path, env=env)
     assert "Paris" in json.loads(done.stdout)["content"], done.stderr
-    refused = chat(*flags, said=FRANCE, cache=tmp_path)
+    refused = chat(*flags, typed=FRANCE, cache=tmp_path)
     assert refused.returncode == 1 and "Traceback" not in refused.stderr
     assert "LLORCH_WORKER_TOKEN" in refused.stderr.splitlines()[-1]
 
@@ -84,13 +84,13 @@ def at_a_terminal(
     port: int, cache: Path
 ) -> Iterator[tuple[subprocess.Popen[bytes], int, Callable[[bytes], None]]]:
     """Yield the command, its terminal, and a function that waits for output."""
-    ours, theirs = pty.openpty()
+    terminal, its_end = pty.openpty()
     process = subprocess.Popen(
         [*installed(), "chat", "--port", str(port)],
-        stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
+        stdin=its_end, stdout=its_end, stderr=its_end, start_new_session=True,
         env=environment(cache, {"TERM": "xterm"}),
     )  # fmt: skip
-    os.close(theirs)
+    os.close(its_end)
     seen = b""
 
     def until_seen(wanted: bytes) -> None:
@@ -98,15 +98,15 @@ def at_a_terminal(
         deadline = time.monotonic() + PATIENCE_S
         while wanted not in seen:
             assert time.monotonic() < deadline, seen
-            seen += os.read(ours, 4096)
+            seen += os.read(terminal, 4096)
         seen = seen.partition(wanted)[2]
 
     try:
-        yield process, ours, until_seen
+        yield process, terminal, until_seen
     finally:
         process.kill()
         process.wait()
-        os.close(ours)
+        os.close(terminal)
 
 
 def test_control_characters_and_markup_of_a_worker_are_not_obeyed(
@@ -125,28 +125,29 @@ def test_control_characters_and_markup_of_a_worker_are_not_obeyed(
 
 
 def test_a_person_edits_pastes_interrupts_and_quits(worker: WorkerProcess, tmp_path: Path) -> None:
-    with at_a_terminal(worker.port, tmp_path) as (process, ours, until_seen):
+    with at_a_terminal(worker.port, tmp_path) as (process, terminal, until_seen):
         until_seen(b">>> ")
-        os.write(ours, FRANCE.encode())
+        os.write(terminal, FRANCE.encode())
         until_seen(b"Paris")
         until_seen(b"tokens/s")
         until_seen(b">>> ")
-        os.write(ours, b"\x1b[A" + 7 * b"\x7f" + b"Italy?\n")  # the earlier words, with another end
+        # The earlier words, with another end.
+        os.write(terminal, b"\x1b[A" + 7 * b"\x7f" + b"Italy?\n")
         until_seen(b"Rome")
         until_seen(b">>> ")
-        os.write(ours, b"\x1b[200~What is\n2 plus 2?\x1b[201~\n")  # two pasted lines
+        os.write(terminal, b"\x1b[200~What is\n2 plus 2?\x1b[201~\n")  # two pasted lines
         until_seen(b"tokens/s")
         until_seen(b">>> ")
         n_before = worker.metric("worker_tokens_in_total")
-        os.write(ours, b"Tell me a long story about a fox and a stone and a river.\n")
+        os.write(terminal, b"Tell me a long story about a fox and a stone and a river.\n")
         until_seen(b"river.")
         until(lambda: worker.metric("worker_tokens_in_total") > n_before, lambda: "not asked")
         process.send_signal(signal.SIGINT)
         until_seen(b">>> ")
         worker.wait_idle()
-        os.write(ours, b"\n")  # a Ctrl-C after the end of the answer is noticed by then
+        os.write(terminal, b"\n")  # a Ctrl-C after the end of the answer is noticed by then
         until_seen(b">>> ")
-        os.write(ours, b"\x04")
+        os.write(terminal, b"\x04")
         assert process.wait(PATIENCE_S) == 0
 
 

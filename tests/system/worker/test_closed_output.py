@@ -41,8 +41,8 @@ def unread() -> Iterator[int]:
 def test_a_command_on_a_worker_whose_reader_left_ends_as_by_sigpipe(
     command: str, unread: int, worker: WorkerProcess, tmp_path: Path
 ) -> None:
-    asked = ("cpu", command, "--port", str(worker.port))
-    assert ended(unread, tmp_path, *asked) == (141, "")
+    arguments = ("cpu", command, "--port", str(worker.port))
+    assert ended(unread, tmp_path, *arguments) == (141, "")
 
 
 @pytest.mark.parametrize("command", ["cpu plan", "convert list", "ray --help"])
@@ -55,8 +55,8 @@ def test_a_command_whose_reader_left_ends_as_by_sigpipe(
 @pytest.mark.parametrize("command", ["cpu --version", "convert --help", "ray --help"])
 def test_a_command_that_cannot_write_its_output_says_so(command: str, warm_cache: Path) -> None:
     with open("/dev/full", "wb") as full:
-        code, told = ended(full.fileno(), warm_cache, *command.split())
-    assert code == 1 and told.splitlines()[-1].endswith(": No space left on device")
+        code, error = ended(full.fileno(), warm_cache, *command.split())
+    assert code == 1 and error.splitlines()[-1].endswith(": No space left on device")
 
 
 @pytest.mark.parametrize(

@@ -45,10 +45,10 @@ def greedy_texts(tmp_path: Path, **changes: Any) -> list[str]:
     with Pair("greedy", bundled_gguf("f32"), tmp_path, bodies.generating, **changes) as pair:
         for text in bodies.TEXTS:
             body = {"prompt": text * 3, "n_predict": 48, "temperature": 0, "ignore_eos": True}
-            asked = Asked("/completion", {**body, "cache_prompt": False})
-            theirs, ours = (each.whole["content"] for each in pair.answers(asked))
-            assert ours == theirs, text
-            found.append(ours)
+            request = Asked("/completion", {**body, "cache_prompt": False})
+            expected, own = (each.whole["content"] for each in pair.answers(request))
+            assert own == expected, text
+            found.append(own)
     return found
 
 
@@ -99,10 +99,10 @@ def test_each_answer_and_event_has_the_sdks_own_type(worker: WorkerProcess, path
     n_read = 0
     with httpx.Client(trust_env=False, timeout=60) as client:
         for seed in range(12):
-            asked = Asked(path, bodies.OF_THE_SDKS[path](Random(seed)))
-            answer = answered(client, worker.base_url, asked)
+            request = Asked(path, bodies.OF_THE_SDKS[path](Random(seed)))
+            answer = answered(client, worker.base_url, request)
             n_read += answer.status == 200
-            found |= dict.fromkeys(sdk_types.faults(asked, answer), asked)
+            found |= dict.fromkeys(sdk_types.faults(request, answer), request)
     assert not found
     assert n_read >= 6
 

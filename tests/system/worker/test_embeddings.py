@@ -73,14 +73,14 @@ def test_many_texts_at_once_have_the_vectors_of_each_alone(pooling: WorkerProces
         return answer.json()
 
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(embedded, input=texts)
+        pending = pool.submit(embedded, input=texts)
         slowest = 0.0
-        while not asked.done():
+        while not pending.done():
             began = time.monotonic()
             assert pooling.get("/health").status_code == 200
             slowest = max(slowest, time.monotonic() - began)
             time.sleep(0.02)
-        many = asked.result()
+        many = pending.result()
     assert slowest < 30
     vectors = [entry["embedding"] for entry in many["data"]]
     assert len(vectors) == 512
@@ -134,8 +134,8 @@ def test_ollamas_embeddings_are_the_same_vectors(pooling: WorkerProcess) -> None
     assert older == {"embedding": pytest.approx(vectors[1], abs=1e-4)}
     shown = pooling.post("/api/show", {"model": "any"}).json()
     assert shown["capabilities"] == ["embedding"]
-    asked = {"model": "any", "input": [texts[0], LONG], "truncate": True}
-    cut = pooling.post("/api/embed", asked).json()
+    body = {"model": "any", "input": [texts[0], LONG], "truncate": True}
+    cut = pooling.post("/api/embed", body).json()
     assert cut["embeddings"][0] == pytest.approx(vectors[0], abs=1e-4)
     n_tokens = pooling.post("/v1/embeddings", {"input": texts[0]}).json()["usage"]["prompt_tokens"]
     assert cut["prompt_eval_count"] == n_tokens + 1024
@@ -175,9 +175,9 @@ def test_vectors_are_computed_with_the_adapters_of_the_request(
 def test_fields_of_generation_are_ignored_by_name(pooling: WorkerProcess, path: str) -> None:
     body = {"model": "pooling", "input": "The fox ran."}
     of_texts = {"temperature": 0.5, "stop": ["x"], "tools": [], "max_tokens": 5, "stream": True}
-    plain, asked = pooling.post(path, body), pooling.post(path, body | of_texts)
-    assert set(asked.headers["x-ignored-fields"].split(", ")) == of_texts.keys()
-    assert len(asked.content) > 1000 and "x-ignored-fields" not in plain.headers
+    plain, answer = pooling.post(path, body), pooling.post(path, body | of_texts)
+    assert set(answer.headers["x-ignored-fields"].split(", ")) == of_texts.keys()
+    assert len(answer.content) > 1000 and "x-ignored-fields" not in plain.headers
 
 
 def test_input_wins_over_content(pooling: WorkerProcess) -> None:
@@ -257,8 +257,8 @@ def test_documents_are_ranked(start_worker: StartWorker, tmp_path: Path) -> None
     for result in answer["results"]:
         assert result["relevance_score"] == pytest.approx(expected[result["index"]], abs=1e-4)
     assert answer["usage"] == {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
-    given = [{"text": d} for d in DOCUMENTS]
-    best = ranked("/v2/rerank", documents=given, top_n=2, return_documents=True)
+    objects = [{"text": d} for d in DOCUMENTS]
+    best = ranked("/v2/rerank", documents=objects, top_n=2, return_documents=True)
     assert [r["document"]["text"] for r in best["results"]] == [DOCUMENTS[i] for i in order[:2]]
     tei = ranked("/rerank", texts=DOCUMENTS)
     assert [entry["index"] for entry in tei] == order and tei[0]["score"] == pytest.approx(
@@ -284,12 +284,12 @@ def test_documents_are_ranked(start_worker: StartWorker, tmp_path: Path) -> None
     ]
     for wrong in wrongs:
         assert worker.post("/v1/rerank", {"query": "a", **wrong}).status_code == 400
-    for place, asked in (
+    for place, fields in (
         ("documents[1]", {"documents": ["a", LONG]}),
         ("texts", {"texts": [LONG]}),
         ("query", {"query": LONG, "documents": ["a", "b"]}),
     ):
-        answer = worker.post("/v1/rerank", {"query": "a", **asked})
+        answer = worker.post("/v1/rerank", {"query": "a", **fields})
         assert answer.status_code == 400 and f"{place}: it has" in answer.text
 
 

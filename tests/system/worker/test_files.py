@@ -57,19 +57,19 @@ def model_in(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("options", "why", "told"),
+    ("options", "why", "words"),
     [
         ("size=1m", "bytes free", "0.0 GiB free"),
         ("ro", "Read-only file system", "cannot be written to"),
     ],
 )
 def test_a_full_or_read_only_cache_is_refused_and_keeps_no_file(
-    mount: Mount, options: str, why: str, told: str
+    mount: Mount, options: str, why: str, words: str
 ) -> None:
     """`told`: the doctor's message."""
     cache = mount(options)
     (check,) = [each for each in diagnose(cache, DEAF).checks if each.name == "cache"]
-    assert check.status == "failed" and told in check.text
+    assert check.status == "failed" and words in check.text
     with pytest.raises(ModelError, match=why):
         asyncio.run(resolve(loaded(cache), None))
     assert [path for path in cache.rglob("*.gguf")] == []

@@ -35,10 +35,10 @@ def check(start_worker: StartWorker, folder: Path, *flags: str) -> tuple[list[in
     store = folder / "store"
     flags = ("--kv-store", str(store), "--context-length", "1024", *flags)
     running = start_worker(*flags)
-    said, _ = turn(running, [], WORDS)
+    conversation, _ = turn(running, [], WORDS)
     first = until_stored(running, store, set())
     running.replace_engine()
-    longer, answer = turn(running, said, " What then?")
+    longer, answer = turn(running, conversation, " What then?")
     assert answer["timings"]["cache_n"] >= 0.95 * answer["tokens_evaluated"], answer
     from_disk = running.metric('worker_tokens_reused_total{tier="disk"}')
     assert from_disk == answer["timings"]["cache_n"]

@@ -67,8 +67,8 @@ def test_an_address_that_the_manager_cannot_reach_and_unread_variables_are_logge
     start_worker: StartWorker, host: str, manager: str, is_told: bool
 ) -> None:
     flags = ("--host", host, "--heartbeat-url", f"http://{manager}:9/heartbeat")
-    given = {"LLAMA_ARG_CTX_SIZE": "64", "LLAMA_API_KEY": "sk-secret", "LLAMA_TRACE": "1"}
-    worker = start_worker(*flags, env=given, wait_ready=False)
+    variables = {"LLAMA_ARG_CTX_SIZE": "64", "LLAMA_API_KEY": "sk-secret", "LLAMA_TRACE": "1"}
+    worker = start_worker(*flags, env=variables, wait_ready=False)
     assert worker.stop() == 0
     assert bool(worker.logs("worker.unreachable_uri")) == is_told
     [warning] = worker.logs("worker.variables_unread")

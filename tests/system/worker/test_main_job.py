@@ -34,9 +34,9 @@ def exact(share_worker: StartWorker) -> WorkerProcess:
 def test_greedy_text_is_the_reference(exact: WorkerProcess, case: dict[str, Any]) -> None:
     prompt = case.get("prompt") or case["rendered"]
     stream = exact.execute(prompt, temperature=0, max_tokens=len(case["token_ids"]) + 1)
-    asked = exact.post("/tokenize", {"content": prompt, "add_special": True}).json()["tokens"]
-    assert asked == case["prompt_token_ids"]
-    assert stream.events[0]["prompt_tokens"] == len(asked)
+    prompt_ids = exact.post("/tokenize", {"content": prompt, "add_special": True}).json()["tokens"]
+    assert prompt_ids == case["prompt_token_ids"]
+    assert stream.events[0]["prompt_tokens"] == len(prompt_ids)
     if case["smallest_margin"] > CLEAR_MARGIN:
         assert stream.ids == case["token_ids"]
         assert stream.text == case["text"]

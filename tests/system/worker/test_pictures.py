@@ -68,7 +68,7 @@ once = pytest.mark.parametrize("seeing", KINDS[:1], indirect=True)
 """For tests of what happens before the projector, whichever it is."""
 
 
-def asked(worker: WorkerProcess, body: dict[str, Any]) -> str:
+def text_of(worker: WorkerProcess, body: dict[str, Any]) -> str:
     answer = worker.post("/v1/chat/completions", body)
     assert answer.status_code == 200, answer.text
     return str(answer.json()["choices"][0]["message"]["content"])
@@ -80,7 +80,7 @@ def asked_template(worker: WorkerProcess, content: list[Any]) -> str:
 
 
 def test_the_answer_depends_on_the_picture(seeing: WorkerProcess) -> None:
-    first, again, other = (asked(seeing, question(picture(seed))) for seed in (1, 1, 2))
+    first, again, other = (text_of(seeing, question(picture(seed))) for seed in (1, 1, 2))
     assert first == again != other
 
 
@@ -101,32 +101,32 @@ def test_a_second_question_on_one_picture_encodes_nothing(seeing: WorkerProcess)
         return seeing.metric("worker_engine_media_encoded")
 
     image, before = picture(3), encoded()
-    asked(seeing, question(image, "and say what it is"))
+    text_of(seeing, question(image, "and say what it is"))
     first = encoded()
     assert first > before
     # The same prefix reuses cells, another one reuses embeddings.
-    asked(seeing, question(image, "and tell me more"))
-    asked(seeing, question(image, before="What is this?"))
+    text_of(seeing, question(image, "and tell me more"))
+    text_of(seeing, question(image, before="What is this?"))
     assert encoded() == first
     # Nothing is reused under another salt.
-    asked(seeing, question(image, cache_salt="other"))
+    text_of(seeing, question(image, cache_salt="other"))
     assert encoded() > first
 
 
 def test_a_cached_picture_changes_no_answer(seeing: WorkerProcess) -> None:
     image, texts = picture(4), ("and say what it is", "and tell me more", "then count")
-    fresh = [asked(seeing, question(image, text, cache_salt=text)) for text in texts]
-    assert [asked(seeing, question(image, text)) for text in texts] == fresh
+    fresh = [text_of(seeing, question(image, text, cache_salt=text)) for text in texts]
+    assert [text_of(seeing, question(image, text)) for text in texts] == fresh
 
 
 def test_mixed_streams_of_pictures_and_texts_are_as_each_alone(seeing: WorkerProcess) -> None:
     bodies = [question(picture(seed % 3), f"and say {seed}") for seed in range(6)]
     text = [{"role": "user", "content": "Once upon a time"}]
     bodies += [{"temperature": 0, "max_tokens": 24, "messages": text}] * 6
-    alone = [asked(seeing, body) for body in bodies]
+    alone = [text_of(seeing, body) for body in bodies]
     with ThreadPoolExecutor(12) as pool:
-        fresh = pool.map(lambda at: asked(seeing, {**bodies[at], "cache_salt": str(at)}), range(12))
-        assert list(fresh) == alone
+        salted = [{**body, "cache_salt": str(at)} for at, body in enumerate(bodies)]
+        assert list(pool.map(lambda body: text_of(seeing, body), salted)) == alone
 
 
 @pytest.fixture
@@ -177,9 +177,9 @@ def test_all_dialects_show_the_same_picture(
     options = {"temperature": 0, "num_predict": 16}
     turn = {"role": "user", "content": words, "images": [image]}
     plain: Any = {"model": "x", "options": options}
-    told: Any = {"messages": [turn]}
-    assert ollama.chat(**plain, **told).message.content == expected
-    parts = ollama.chat(**plain, **told, stream=True)
+    turns = {"messages": [turn]}
+    assert ollama.chat(**plain, **turns).message.content == expected
+    parts = ollama.chat(**plain, **turns, stream=True)
     assert "".join(each.message.content or "" for each in parts) == expected
     prompted: Any = {"prompt": words, "images": [encoded]}
     assert ollama.generate(**plain, **prompted).response == expected
@@ -195,7 +195,7 @@ def test_all_dialects_show_the_same_picture(
 
 @once
 def test_all_formats_are_read(seeing: WorkerProcess) -> None:
-    answers = {form: asked(seeing, question(picture(6, form=form))) for form in FORMS}
+    answers = {form: text_of(seeing, question(picture(6, form=form))) for form in FORMS}
     assert answers["PNG"] == answers["BMP"], "both keep each pixel"
 
 
@@ -283,7 +283,7 @@ def test_pictures_are_counted_that_do_not_fit_into_the_context(seeing: WorkerPro
     assert all_of_them > 1024 and abs(all_of_them - one - 29 * (two - one)) < 60
     refused = seeing.post("/v1/chat/completions", {"messages": turns}).json()["error"]
     assert refused["code"] == "context_length_exceeded"
-    assert asked(seeing, question(picture(1))), "nothing of what was counted is held"
+    assert text_of(seeing, question(picture(1))), "nothing of what was counted is held"
 
 
 def mutate(encoded: bytes, random: random.Random) -> bytes:
@@ -335,7 +335,7 @@ def test_damaged_pictures_end_no_process(seeing: WorkerProcess, n_pictures: int)
 
 def test_a_stream_survives_the_death_of_the_engine(seeing: WorkerProcess) -> None:
     body = question(picture(8), max_tokens=120, ignore_eos=True, stream=True)
-    whole = asked(seeing, {**body, "stream": False, "cache_salt": "alone"})
+    whole = text_of(seeing, {**body, "stream": False, "cache_salt": "alone"})
     text, first = "", seeing.engine_pid
     with seeing.client() as client:
         with client.stream("POST", "/v1/chat/completions", json=body) as response:
@@ -367,7 +367,7 @@ def test_a_cancelled_questions_pictures_are_not_decoded(seeing: WorkerProcess) -
     Image.new("RGB", (5000, 5000)).save(image, "PNG")
     pictures = [image.getvalue() + bytes([number]) for number in range(15)]  # all are different
     content = [question(each)["messages"][0]["content"][1] for each in pictures]
-    asked(seeing, question(picture(2), max_tokens=1))  # by then each process has started
+    text_of(seeing, question(picture(2), max_tokens=1))  # by then each process has started
     processes = seeing.processes
     for path in ("/v1/chat/completions", "/v1/chat/completions/input_tokens"):
         body = {"model": "x", "messages": [{"role": "user", "content": content}]}
@@ -376,7 +376,7 @@ def test_a_cancelled_questions_pictures_are_not_decoded(seeing: WorkerProcess) -
             while computed_s(processes) < begun:  # with the first one
                 time.sleep(0.02)
         began = computed_s(processes)
-        asked(seeing, question(picture(1), max_tokens=1))
+        text_of(seeing, question(picture(1), max_tokens=1))
         assert computed_s(processes) - began < 5
 
 
@@ -409,7 +409,7 @@ def test_pictures_are_fetched_only_from_allowed_hosts(start_worker: StartWorker)
         flags = ("--allow-media-host", at, "--strict")
         worker = start_worker(*flags_of("gemma3"), *flags)
         url = {"type": "url", "url": f"http://{at}/x.png"}
-        whole = asked(worker, question(picture(5)))
+        whole = text_of(worker, question(picture(5)))
         body = question(b"")
         for name, words in (("x.png", None), ("elsewhere", "port 22"), ("nowhere", "304")):
             body["messages"][0]["content"][1]["image_url"]["url"] = f"http://{at}/{name}"
@@ -507,19 +507,19 @@ def same_as_peers(
     """Whether the worker's answer equals the peer's, up to a token whose log-probability is within
     `rounding` of the next best."""
     answer = httpx.post(f"{base}/v1/chat/completions", json=body, timeout=120).json()
-    theirs = str(answer["choices"][0]["message"]["content"])
+    expected = str(answer["choices"][0]["message"]["content"])
     scored = worker.post("/v1/chat/completions", body | {"logprobs": True, "top_logprobs": 2})
     [choice] = scored.json()["choices"]
     # A character that is cut off at the end may be sent or left out.
-    if choice["message"]["content"].rstrip("\ufffd") == theirs.rstrip("\ufffd"):
+    if choice["message"]["content"].rstrip("\ufffd") == expected.rstrip("\ufffd"):
         return True
-    decoder, said = codecs.getincrementaldecoder("utf-8")("replace"), ""
+    decoder, text = codecs.getincrementaldecoder("utf-8")("replace"), ""
     tokens = choice["logprobs"]["content"]
     for token in tokens:
-        said += decoder.decode(bytes(token["bytes"]), final=token is tokens[-1])
-        if not theirs.startswith(said):
+        text += decoder.decode(bytes(token["bytes"]), final=token is tokens[-1])
+        if not expected.startswith(text):
             best, second = (each["logprob"] for each in token["top_logprobs"])
-            print(f"they part at {said!r} of {theirs!r}, by {best - second:.3f}")
+            print(f"they part at {text!r} of {expected!r}, by {best - second:.3f}")
             return bool(best - second < rounding)
     return False
 

@@ -49,11 +49,11 @@ def test_a_worker_that_sleeps_gives_its_memory_back_and_answers_the_same(
 def test_ollamas_clients_see_what_a_sleeping_worker_has_loaded(
     running: WorkerProcess,
 ) -> None:
-    asked = {"model": "tiny-model", "stream": False, "options": {"num_predict": 3}}
+    body = {"model": "tiny-model", "stream": False, "options": {"num_predict": 3}}
 
     def generate(**fields: object) -> dict[str, Any]:
-        told: dict[str, Any] = running.post("/api/generate", asked | fields).json()
-        return told
+        answer: dict[str, Any] = running.post("/api/generate", body | fields).json()
+        return answer
 
     assert generate(prompt="Hello")["load_duration"] == 0
     assert running.post("/sleep", {}).status_code == 200
@@ -67,15 +67,15 @@ def test_ollamas_clients_see_what_a_sleeping_worker_has_loaded(
     left = datetime.fromisoformat(loaded["expires_at"]) - datetime.now(UTC)
     assert 3500 < left.total_seconds() < 3601
     assert running.post("/sleep", {}).status_code == 200
-    told = generate(prompt="Hello")
-    assert 50e6 < told["load_duration"] < told["total_duration"]
+    answer = generate(prompt="Hello")
+    assert 50e6 < answer["load_duration"] < answer["total_duration"]
 
 
 def test_the_request_that_wakes_an_embedder_has_its_load_duration(embedding: WorkerProcess) -> None:
     assert embedding.post("/sleep", {}).status_code == 200
     body = {"model": "tiny-model", "input": "Hello " * 400, "truncate": True}
-    told = embedding.post("/api/embed", body).json()
-    assert 50e6 < told["load_duration"] < told["total_duration"]
+    answer = embedding.post("/api/embed", body).json()
+    assert 50e6 < answer["load_duration"] < answer["total_duration"]
 
 
 @pytest.mark.parametrize(
@@ -85,8 +85,8 @@ def test_an_empty_request_of_ollamas_wakes_an_embedder(
     embedding: WorkerProcess, path: str, field: str
 ) -> None:
     assert embedding.post("/sleep", {}).status_code == 200
-    told = embedding.post(path, {"model": "tiny-model", field: ""}).json()
-    assert not told.get("embeddings", told.get("embedding"))
+    answer = embedding.post(path, {"model": "tiny-model", field: ""}).json()
+    assert not answer.get("embeddings", answer.get("embedding"))
     assert embedding.get("/is_sleeping").json() == {"is_sleeping": False}
 
 

@@ -19,7 +19,7 @@ from tests.support.random_models import random_model
 from tests.support.random_projectors import random_projector
 from tests.support.sounds import silence, without_length
 from tests.support.worker import WorkerProcess, computed_s
-from tests.system.worker.test_pictures import asked, llama_server, same_as_peers, send_all_damaged
+from tests.system.worker.test_pictures import llama_server, same_as_peers, send_all_damaged, text_of
 
 KINDS = {"WAV": "wav", "FLAC": "flac", "MP3": "mp3"}
 
@@ -87,7 +87,7 @@ def test_what_is_no_sound_is_refused_by_the_fields_name(
 
 @pytest.mark.parametrize("loudest", [1.0, 100.0, 1e6])
 def test_a_sound_beyond_full_scale_is_heard(hearing: WorkerProcess, loudest: float) -> None:
-    asked(hearing, about(loud(loudest)))
+    text_of(hearing, about(loud(loudest)))
 
 
 def test_a_model_that_only_hears_is_shown_no_picture(hearing: WorkerProcess) -> None:
@@ -99,9 +99,9 @@ def test_a_model_that_only_hears_is_shown_no_picture(hearing: WorkerProcess) -> 
 
 def test_all_dialects_play_the_same_sound(hearing: WorkerProcess) -> None:
     encoded, words = base64.b64encode(sound(9)).decode(), "what is it"
-    expected = asked(hearing, about(sound(9), words))
-    given = {"type": "input_audio", "input_audio": {"data": encoded, "format": "wav"}}
-    content = [given, {"type": "input_text", "text": words}]
+    expected = text_of(hearing, about(sound(9), words))
+    audio = {"type": "input_audio", "input_audio": {"data": encoded, "format": "wav"}}
+    content = [audio, {"type": "input_text", "text": words}]
     body: Any = {"input": [{"role": "user", "content": content}]}
     body |= {"temperature": 0, "max_output_tokens": 16}
     output = hearing.post("/v1/responses", body).json()["output"]
@@ -109,10 +109,10 @@ def test_all_dialects_play_the_same_sound(hearing: WorkerProcess) -> None:
 
     body = {"model": "x", "stream": False, "options": {"temperature": 0, "num_predict": 16}}
     turn = {"role": "user", "content": words, "images": [encoded]}
-    said = hearing.post("/api/chat", {**body, "messages": [turn]}).json()
-    assert said["message"]["content"] == expected
-    said = hearing.post("/api/generate", {**body, "prompt": words, "images": [encoded]}).json()
-    assert said["response"] == expected
+    answer = hearing.post("/api/chat", {**body, "messages": [turn]}).json()
+    assert answer["message"]["content"] == expected
+    answer = hearing.post("/api/generate", {**body, "prompt": words, "images": [encoded]}).json()
+    assert answer["response"] == expected
 
     marked = [{"role": "user", "content": f"<__media__>{words}"}]
     string = hearing.post("/apply-template", {"messages": marked}).json()["prompt"]
@@ -122,9 +122,9 @@ def test_all_dialects_play_the_same_sound(hearing: WorkerProcess) -> None:
 
 
 def test_all_formats_are_heard(hearing: WorkerProcess) -> None:
-    heard = [asked(hearing, about(sound(4, form=form))) for form in ("WAV", "FLAC")]
+    heard = [text_of(hearing, about(sound(4, form=form))) for form in ("WAV", "FLAC")]
     assert heard[0] == heard[1], "both keep each sample"
-    asked(hearing, about(sound(4, form="MP3")))
+    text_of(hearing, about(sound(4, form="MP3")))
 
 
 def test_a_sound_that_is_longer_than_its_header_says_is_cut_at_the_bound(
@@ -140,7 +140,7 @@ def test_a_sound_that_is_longer_than_its_header_says_is_cut_at_the_bound(
 @pytest.mark.parametrize("seconds", [0.5, 1.0, 2.5])
 def test_a_flac_without_its_length_is_heard_alike(hearing: WorkerProcess, seconds: float) -> None:
     encoded = sound(8, seconds, form="FLAC")
-    assert asked(hearing, about(without_length(encoded))) == asked(hearing, about(encoded))
+    assert text_of(hearing, about(without_length(encoded))) == text_of(hearing, about(encoded))
 
 
 @pytest.mark.parametrize("form", KINDS)
@@ -148,7 +148,7 @@ def test_a_sound_that_cannot_fit_is_refused_before_it_is_decoded(
     hearing: WorkerProcess, form: str
 ) -> None:
     """Half an hour has 45,000 tokens, and decoding and preparing it takes seconds."""
-    asked(hearing, about(sound(5)))  # measures how many tokens a second has
+    text_of(hearing, about(sound(5)))  # measures how many tokens a second has
     encoded = silence(1800, 8000, form) if form == "MP3" else silence(1500, form=form)
     began = computed_s(hearing.children())
     answer = hearing.post("/v1/chat/completions", about(encoded)).json()["error"]
@@ -160,7 +160,7 @@ def test_a_sound_that_cannot_fit_is_refused_before_it_is_decoded(
 
 def test_a_sound_that_fills_the_context_is_heard(hearing: WorkerProcess) -> None:
     """Two windows of 30 seconds fit, and three do not."""
-    asked(hearing, about(sound(6, 59.9)))
+    text_of(hearing, about(sound(6, 59.9)))
     answer = hearing.post("/v1/chat/completions", about(sound(6, 60.1))).json()["error"]
     assert answer["code"] == "context_length_exceeded"
 

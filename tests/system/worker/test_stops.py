@@ -82,25 +82,25 @@ os.execv(sys.argv[1], sys.argv[1:])
 
 
 def test_a_terminal_that_is_closed_lets_streams_finish(warm_cache: Path, tmp_path: Path) -> None:
-    ours, theirs = os.openpty()
+    terminal, its_end = os.openpty()
     process = subprocess.Popen(
         [sys.executable, "-c", IN_A_TERMINAL, *installed(), "--port", "0", "--log-format", "json"],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
+        stdin=its_end,
+        stdout=its_end,
+        stderr=its_end,
         env=environment(warm_cache, engines_held_by(tmp_path / "hold")),
         cwd=tmp_path,
         start_new_session=True,
     )
-    os.close(theirs)
+    os.close(its_end)
     try:
         log = b""
         while b"worker.ready" not in log:
-            log += os.read(ours, 4096)
+            log += os.read(terminal, 4096)
         [listening] = [x for x in json_lines(log.decode()) if x["event"] == "worker.listening"]
         worker = WorkerProcess(process, tmp_path, listening["port"])
         with mid_stream(worker, "One day", max_tokens=40, ignore_eos=True) as reading:
-            os.close(ours)
+            os.close(terminal)
             worker.wait_status("/ready", 503)
             worker.signal(signal.SIGHUP)  # a shell sends it before the system does
             worker.hold.unlink()

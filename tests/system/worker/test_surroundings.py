@@ -201,8 +201,8 @@ def test_the_threads_follow_the_allowed_cpus_unless_they_are_set(
         changes = allowed != cpus and not flags
         assert engine["threads"] == (1 if changes else n_threads)
         assert not changes or "1 CPU allowed" in engine["threads_derivation"]
-    told = [each["threads"] for each in worker.logs("engine.cpu_budget")]
-    assert told == ([n_threads] if flags else [n_threads, 1, n_threads])
+    logged = [each["threads"] for each in worker.logs("engine.cpu_budget")]
+    assert logged == ([n_threads] if flags else [n_threads, 1, n_threads])
     assert worker.stop() == 0
 
 

@@ -216,7 +216,7 @@ def test_a_kv_cache_on_the_host_is_refused_and_its_operations_are_named(
 
 
 def test_a_model_on_a_second_device_is_refused(held: Loaded, small_gpu: int) -> None:
-    second = select_device(held.given.but(cuda_device=(small_gpu,)).settings)
+    second = select_device(held.source.but(cuda_device=(small_gpu,)).settings)
     with pytest.raises(ResidencyViolation, match="is on RPC0, not on RPC1") as caught:
         held.prove(second)
     assert any("weights are on another device" in f for f in caught.value.details["faults"])
