@@ -10,11 +10,12 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests import ROOT
 from tests.conftest import StartWorker
 from tests.support import clock, with_engine
 from tests.support.bundled import bundled_gguf
 from tests.support.held import engines_held_by
-from tests.support.worker import ROOT, Exit, run_to_exit
+from tests.support.worker import Exit, run_to_exit
 
 
 def refused(exit: Exit, code: int, wire_code: str, *words: str) -> None:
