@@ -27,14 +27,12 @@ def listen_on(hosts: Sequence[str], port: int) -> list[socket.socket]:
     chosen = [wildcards.get(each.family, each) for each in places]
     own = {(each.family, each.address): each for each in chosen}.values()
     listeners: list[socket.socket] = []
-    try:
+    with ExitStack() as unless_open:
         for place in own:
             taken = int(listeners[0].getsockname()[1]) if listeners else port
-            listeners.append(_listen(place, taken, beside_others=len(own) > 1))
-    except BaseException:
-        for listener in listeners:
-            listener.close()
-        raise
+            listener = _listen(place, taken, beside_others=len(own) > 1)
+            listeners.append(unless_open.enter_context(listener))
+        unless_open.pop_all()
     return listeners
 
 

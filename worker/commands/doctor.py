@@ -28,7 +28,6 @@ from worker.devices.preflight import ChosenDevice, Findings, Questions
 from worker.errors import (
     ConfigError,
     DownloadError,
-    InsufficientVram,
     ModelError,
     WorkerError,
     escaped,
@@ -153,10 +152,7 @@ def diagnose(settings: Settings, *, child: Sequence[str] | None = None) -> Diagn
     findings = preflight.ask(questions, child=child, timeout_seconds=limit_s)
     _native_checks(found, findings)
     found.checks += files.checks
-    if isinstance(findings.error, InsufficientVram):
-        found.plan = Plan.from_dict(findings.error.details)
-    else:
-        found.plan = findings.plan
+    found.plan = findings.plan
     if findings.step == "plan" and findings.error is not None:
         found.failed("plan", findings.error)
     elif found.plan is not None:

@@ -10,9 +10,8 @@ import json
 from functools import partial
 
 from worker.devices import preflight
-from worker.devices.plan.plan import Plan
 from worker.engine.text.renderer import check_template, served_templates
-from worker.errors import InsufficientVram, ModelError
+from worker.errors import ModelError
 from worker.models.load_command import load_command
 from worker.models.resolve import ResolvedModel, resolve
 from worker.settings import Settings
@@ -32,15 +31,13 @@ def run(settings: Settings, *, as_json: bool) -> int:
     load = asyncio.run(load_command(settings, resolved, room=room))
     questions = preflight.Questions(settings.engine, load=load)
     findings = preflight.ask(questions, timeout_seconds=preflight.patience(settings))
-    error = findings.error
-    if isinstance(error, InsufficientVram):
-        _print(Plan.from_dict(error.details), as_json)
-    elif error is not None and findings.step == "plan" and "signal" in error.details:
+    plan, error = findings.plan, findings.error
+    if plan is not None:
+        print(json.dumps(plan.as_dict(), indent=2) if as_json else plan.as_table(), flush=True)
+    if error is not None and findings.step == "plan" and "signal" in error.details:
         raise ModelError(error.message, path=load.model_path)
     if error is not None:
         raise error
-    assert findings.plan is not None, "a plan or an error"
-    _print(findings.plan, as_json)
     return 0
 
 
@@ -49,7 +46,3 @@ def check_template_of(resolved: ResolvedModel, settings: Settings) -> None:
     for source in served_templates(resolved.header.named_template, settings.engine.chat_template):
         if source:
             check_template(source)
-
-
-def _print(plan: Plan, as_json: bool) -> None:
-    print(json.dumps(plan.as_dict(), indent=2) if as_json else plan.as_table(), flush=True)

@@ -141,6 +141,7 @@ def _keep_freed_memory() -> None:
 
 def n_cpus() -> int:
     """The number of processors that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
+    try:
         return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    except (AttributeError, OSError):  # other systems lack it, and some sandboxes forbid it
+        return os.cpu_count() or 1

@@ -18,7 +18,7 @@ import msgspec
 from worker.child_processes import engine_environment
 from worker.devices.cpu.budget import cpu_budget
 from worker.devices.plan.plan import Plan
-from worker.errors import BackendMismatch, WorkerError
+from worker.errors import BackendMismatch, InsufficientVram, WorkerError
 from worker.wire.codec import check_sendable, from_data
 from worker.wire.engine_info import Wall
 from worker.wire.engine_settings import EngineSettings
@@ -98,6 +98,7 @@ class Findings(msgspec.Struct):
     device: list[ChosenDevice] | None = None
     trial: Trial | None = None
     plan: Plan | None = None
+    """If it does not fit, the error says so."""
     error: WorkerError | None = None
     """The error that ended the step."""
 
@@ -133,6 +134,8 @@ def ask(
     try:
         if lines:
             findings = _findings.decode(lines[-1])
+        if findings.step == "plan" and isinstance(findings.error, InsufficientVram):
+            findings.plan = Plan.from_dict(findings.error.details)
     except (msgspec.DecodeError, ValueError) as error:
         findings.error = BackendMismatch(f"The native library's process sent nonsense: {error}.")
     if code != 0 and findings.error is None:

@@ -28,13 +28,12 @@ def allowed_cpus() -> Collection[int] | None:
     The engine thread's own affinity is not enough: with `OMP_PROC_BIND` and the like, OpenMP binds
     that thread to its first place at the first compute graph.
     """
-    if not hasattr(os, "sched_getaffinity"):
-        return None
     cpus: set[int] = set()
     for thread in threading.enumerate():
-        with suppress(ProcessLookupError):  # it has ended meanwhile
+        # It may have ended meanwhile; other systems lack the call, and some sandboxes forbid it.
+        with suppress(AttributeError, OSError):
             cpus |= os.sched_getaffinity(thread.native_id or 0)
-    return cpus
+    return cpus or None
 
 
 class ThreadsFollowCpus:

@@ -103,6 +103,14 @@ def test_a_cache_that_the_system_refuses_is_named_with_its_flag(warm_cache: Path
         assert ": File name too long; " in text and "--cache-dir" in text
 
 
+def test_a_trial_for_which_the_device_has_no_memory_is_reported(warm_cache: Path) -> None:
+    why = "the device cannot compute a full step"
+    told = json.dumps({"step": "trial", "error": ["INSUFFICIENT_VRAM", why, {}]})
+    report = diagnose(warm_cache, [sys.executable, "-c", f"print({told!r})"])
+    assert report.exit_code == 5 and report.plan is None
+    assert [(c.name, c.text) for c in report.checks if c.error] == [("trial", why)]
+
+
 def test_a_plan_that_does_not_fit_exits_with_5_and_says_what_would(
     models: dict[str, Path], warm_cache: Path, own_gpu: list[str]
 ) -> None:

@@ -56,6 +56,15 @@ def test_without_known_cpus_nothing_changes() -> None:
     assert used == []
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems lack the call")
+def test_cpus_that_a_sandbox_hides_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(_thread: int) -> set[int]:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "sched_getaffinity", forbidden)
+    assert allowed_cpus() is None
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="threads are bound only on Linux")
 def test_a_bound_thread_does_not_hide_the_cpus_of_the_others() -> None:
     """For example, OpenMP may bind the engine thread, which checks."""

@@ -61,8 +61,17 @@ def start_guessing(
         return None, SpeculationInfo("off"), residency
     with library.working_on(f"the draft model {config.draft.path!r}"):
         draft, where = _load(config.draft, settings, selected, plan.context_length, threads, pulse)
-    info = _info(config.draft, draft, where)
-    n_vocab = min(draft.model.n_vocab, context.model.n_vocab)
+    model = draft.model
+    info = DraftInfo(
+        model_ref=config.draft.model_ref,
+        size_bytes=model.size_bytes,
+        n_params=model.n_params,
+        vocab_size=model.n_vocab,
+        context_length=draft.n_ctx,
+        layers_total=where.layers_total,
+        layers_on_device=where.layers_on_device,
+    )
+    n_vocab = min(model.n_vocab, context.model.n_vocab)
     drafter = DraftModel(draft, n_vocab, keeps=settings.prefix_cache)
     return drafter, SpeculationInfo("draft", draft=info), proof.together(residency, where)
 
@@ -102,16 +111,3 @@ def _context(model: Model, options: ContextOptions, pulse: memoryview, whose: st
         return Context(model, options, pulse)
     except VramOom as error:
         raise InsufficientVram(f"{whose}: {error.message}") from error
-
-
-def _info(file: DraftFile, context: Context, residency: Residency) -> DraftInfo:
-    model = context.model
-    return DraftInfo(
-        model_ref=file.model_ref,
-        size_bytes=model.size_bytes,
-        n_params=model.n_params,
-        vocab_size=model.n_vocab,
-        context_length=context.n_ctx,
-        layers_total=residency.layers_total,
-        layers_on_device=residency.layers_on_device,
-    )
