@@ -307,6 +307,24 @@ def test_bytes_that_the_server_does_not_read_time_out_no_client(
     assert statuses(answer) == [b"200", b"200"]
 
 
+@pytest.mark.anyio
+async def test_a_body_is_not_late_before_it_is_read_again() -> None:
+    """Its time limit may end between the first answer and the next read."""
+    head = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 300000\r\n\r\n"
+    async with served() as (port, connections):
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        with contextlib.closing(writer):
+            writer.write(b"GET /long HTTP/1.1\r\nHost: a\r\n\r\n" + head + b"x" * 300_000)
+            while not any(each.pipeline and not each._unparsed for each in connections):
+                await asyncio.sleep(0.001)
+            (each,) = connections
+            each.flow.resume_reading()
+            for is_refused in (False, True):  # nothing arrives for as long a second time
+                each._due = asyncio.get_running_loop().time()
+                each._check_due()
+                assert (each._last_word is not None) == is_refused
+
+
 CHUNKED = b"Transfer-Encoding: chunked\r\n"
 FRAMED = {
     "nothing": (b"GET", b"", b""),

@@ -99,6 +99,12 @@ class _Flow(FlowControl):
     """Resumes reading only when uvicorn wants more and everything read so far is parsed."""
 
     _is_parsing = False
+    was_paused = False
+    """Whether reading was paused since the last read, so that unread data may have arrived."""
+
+    def pause_reading(self) -> None:
+        self.was_paused = True
+        super().pause_reading()
 
     def begin_parsing(self) -> None:
         self._is_parsing = True
@@ -313,6 +319,7 @@ class WorkerProtocol(HttpToolsProtocol):
     def _parse(self, data: bytes) -> None:
         self._n_overhead_bytes += len(data)
         if self._phase == "body":
+            self.flow.was_paused = self.flow.read_paused
             self._wait(min(self._body_due, self.loop.time() + SECONDS["body"]))
         self._unset_keepalive_if_required()
         try:
@@ -478,8 +485,9 @@ class WorkerProtocol(HttpToolsProtocol):
         elif (late := now - self._due) > HELD_SECONDS:
             self._body_due += late
             self._wait(now + HELD_SECONDS)
-        elif self._phase == "body" and self.flow.read_paused:
+        elif self._phase == "body" and self.flow.was_paused:
             # The data may have arrived: reading pauses for an earlier answer or a slow application.
+            self.flow.was_paused = self.flow.read_paused
             self._body_due += SECONDS["body"]
             self._wait(now + SECONDS["body"])
         elif self._phase == "idle":
