@@ -23,7 +23,7 @@ from starlette.types import Receive, Scope, Send
 
 from worker.api.app import DIALECTS
 from worker.api.http.app import Surface
-from worker.api.http.body import SMALL_BYTES, deadline_of, names_of_fields, parts_of
+from worker.api.http.body import SMALL_BYTES, deadline_of, names_of_fields, received
 from worker.api.http.encoding import dumps, json_response
 from worker.api.http.errors import FLAT
 from worker.api.http.event_stream import EventStream, while_connected
@@ -159,11 +159,11 @@ class Gateway(Surface):
     ) -> object:
         if operation.asks == "none":
             return await operation.endpoint(request, _NO_STATE)
-        async with parts_of(request, self._fleet.max_body_bytes) as parts:
-            body = b"".join(parts)
+        async with received(request, self._fleet.max_body_bytes) as buffer:
+            body = bytes(buffer)
             fields = await self._fields_of(request, body)
         ask = self._ask(place, operation, request, body, fields)
-        del body, fields, parts  # `ask.body` is freed when the answer begins
+        del body, fields, buffer  # `ask.body` is freed when the answer begins
         self._asks.add(ask)
         try:
             n_held = sum(len(each.body) for each in self._asks)

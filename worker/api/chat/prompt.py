@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from worker.api.chat.chat_fields import MAX_MESSAGES, MAX_TOOLS
 from worker.api.chat.constrain.lark import MAX_CHARS_OF_ALL, pattern_of
 from worker.api.chat.parse.conventions import conventions_of
 from worker.api.chat.reasoning import reasoning_of, template_variables
@@ -33,6 +34,9 @@ def chat_prompt(chat: Chat, state: AppState) -> ChatPrompt:
         raise refusal(path, "unsupported", what)
     if chat.tools or chat.tool_choice != "auto":
         _check_tools(chat)
+    if len(chat.messages) > MAX_MESSAGES:
+        what = f"must be at most {MAX_MESSAGES}; each tool result counts as one"
+        raise refusal(path, "maxItems", what)
     for index, role in enumerate(message.role for message in chat.messages):
         if role in ROLES or not template:
             continue
@@ -66,9 +70,12 @@ def chat_prompt(chat: Chat, state: AppState) -> ChatPrompt:
 def _check_tools(chat: Chat) -> None:
     """
     Raises:
-        InvalidRequest: tools of different kinds or namespaces share a name, the tool to call does
-            not exist, or the form of a text is invalid or too long.
+        InvalidRequest: there are too many tools, tools of different kinds or namespaces share a
+            name, the tool to call does not exist, or the form of a text is invalid or too long.
     """
+    if len(chat.tools) > MAX_TOOLS:
+        what = f"must be at most {MAX_TOOLS}, including those of namespaces and messages"
+        raise refusal("tools", "maxItems", what)
     choice, tools, n_chars = chat.tool_choice, dict[str, Tool](), 0
     for tool in chat.tools:
         other = tools.setdefault(tool.name, tool)

@@ -201,12 +201,9 @@ async def read_as(
     Raises what `read` and `convert` raise.
     """
     served = state.served
-    async with parts_of(request, served.max_body_bytes) as parts:
-        if sum(map(len, parts)) <= SMALL_BYTES:
-            found, ignored = _read(parts, served.max_text_bytes, model, convert)
-        else:
-            work = partial(_read, parts, served.max_text_bytes, model, convert)
-            found, ignored = await in_background(work)
+    async with received(request, served.max_body_bytes) as body:
+        work = partial(_read, body, served.max_text_bytes, model, convert)
+        found, ignored = work() if len(body) <= SMALL_BYTES else await in_background(work)
     if ignored:
         if state.settings.strict:
             raise unknown_fields(ignored, model)
@@ -220,13 +217,13 @@ def name_ignored(request: Request, fields: Iterable[str]) -> None:
 
 
 def _read(
-    parts: list[bytearray],
+    received: bytearray,
     max_text_bytes: int,
     model: type[AnyBody],
     convert: Callable[[AnyBody], Converted],
 ) -> tuple[Converted, list[str]]:
     """The result of `convert` on the body, and the names of ignored fields."""
-    text = b"".join(parts).removeprefix(BOM)
+    text = bytes(received).removeprefix(BOM)
     if len(text) > max_text_bytes:
         n_bytes = sum(map(_n_text_bytes, _slices(text)))
         if n_bytes > max_text_bytes:
@@ -317,12 +314,8 @@ def _outside_of_strings(text: bytes) -> bytes:
 
 
 @asynccontextmanager
-async def parts_of(request: Request, limit: int) -> AsyncIterator[list[bytearray]]:
-    """The body in parts of some 64 KiB, however small the pieces in which it arrives. The caller
-    joins them, which takes milliseconds for a large body.
-
-    The body counts towards the surface's `body_bytes` until the block ends.
-    """
+async def received(request: Request, limit: int) -> AsyncIterator[bytearray]:
+    """The body, which counts towards the surface's `body_bytes` until the block ends."""
     surface = request.app
     if (CONTENT_ENCODING.of(request) or _NO_CODING).lower() != _NO_CODING:
         what = "must be absent: compressed bodies are not supported"
@@ -330,24 +323,20 @@ async def parts_of(request: Request, limit: int) -> AsyncIterator[list[bytearray
     declared = CONTENT_LENGTH.of(request) or ""
     if declared.isascii() and declared.isdigit() and int(declared) > limit:
         raise _too_large(f"{declared} bytes", limit, surface.body_setting)
-    parts: list[bytearray] = []
-    n_bytes = 0
+    body = bytearray()
     try:
         async for chunk in request.stream():
-            if not parts or len(parts[-1]) >= _SLICE_BYTES:
-                parts.append(bytearray())
-            parts[-1] += chunk
-            n_bytes += len(chunk)
+            body += chunk
             surface.body_bytes += len(chunk)
-            if n_bytes > limit:
+            if len(body) > limit:
                 raise _too_large(f"more than {limit} bytes", limit, surface.body_setting)
-            is_small = n_bytes <= SMALL_BYTES
+            is_small = len(body) <= SMALL_BYTES
             if surface.body_bytes > max(MAX_BODY_BYTES_AT_ONCE, limit) and not is_small:
                 message = "too many bodies are being sent at once"
                 raise QueueFull(message, retry_after_seconds=1)
-        yield parts
+        yield body
     finally:
-        surface.body_bytes -= n_bytes
+        surface.body_bytes -= len(body)
 
 
 def _too_large(found: str, limit: int, setting: str = BODY_SETTING) -> PayloadTooLarge:

@@ -54,10 +54,6 @@ def error_head(error: WorkerError) -> dict[str, Any]:
     return {"code": error.code, "message": error.message, "retriable": error.retriable}
 
 
-def flat_error(error: WorkerError, correlation_id: str) -> dict[str, Any]:
-    return {**error_head(error), "correlation_id": correlation_id, **details_of(error)}
-
-
 def error_object(error: WorkerError) -> dict[str, Any]:
     """The error as one object, in OpenAI's form; `param` is the first field at fault."""
     status, details = error.status, details_of(error)
@@ -93,7 +89,9 @@ def nested_events(is_last: Callable[[bytes], bool]) -> StreamForm:
     )
 
 
-FLAT = ErrorForm(flat_error, FlatError)
+FLAT = ErrorForm(
+    lambda error, id: {**error_head(error), "correlation_id": id, **details_of(error)}, FlatError
+)
 NESTED = ErrorForm(nested_error, NestedError)
 CHUNK_STREAM = nested_events(lambda event: event.startswith(b"data: [DONE]"))
 """OpenAI's streams."""

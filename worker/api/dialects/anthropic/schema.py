@@ -309,8 +309,8 @@ def chat_of(body: PromptBody) -> Chat:
     """Convert the messages. If the last one is the assistant's, the answer continues it.
 
     Raises:
-        InvalidRequest: the body continues a stored thread, there are too many messages and tool
-            results, or a picture or document is not supported.
+        InvalidRequest: the body continues a stored thread, or has a picture or document that is
+            not supported.
     """
     if body.thread is not None:
         what = "is not honoured: nothing is stored; send the whole conversation without it"
@@ -330,16 +330,11 @@ def chat_of(body: PromptBody) -> Chat:
     messages = (*system, *(flat for role, turn in turns for flat in _turn(role, turn)))
     if not messages:
         raise refusal("messages", "minItems", "must have a message with content")
-    if len(messages) > MAX_MESSAGES:
-        what = f"must be at most {MAX_MESSAGES}; each tool result counts as one"
-        raise refusal("messages", "maxItems", what)
     tools = tuple(
         Tool(tool.name, f"{path}.input_schema", tool.description, tool.input_schema)
         for path, tool in _tools(body)
         if tool.type == "custom"
     )
-    if len(tools) > MAX_TOOLS:
-        raise refusal("tools", "maxItems", f"must be at most {MAX_TOOLS}, with those of messages")
     continues, choice = body.messages[-1].role == "assistant", body.tool_choice
     return Chat(
         messages=messages,

@@ -377,13 +377,10 @@ def chat_of(body: ResponsesBody) -> Chat:
         what = f"must have an item besides {' and '.join(sorted(kinds))}, which models cannot read"
         raise refusal("input", "minItems", what)
     variables = {"verbosity": body.verbosity} if body.verbosity else {}
-    tools = list(_tools_of(body))
-    if len(tools) > MAX_TOOLS:
-        what = f"must be at most {MAX_TOOLS}, including each tool of a namespace"
-        raise refusal("tools", "maxItems", what)
+    tools = tuple(_tools_of(body))
     chat = Chat(
         messages=tuple(_messages(body)),
-        tools=tuple(tools),
+        tools=tools,
         parallel_tool_calls=body.parallel_tool_calls,
         reasoning=ReasoningOptions(body.reasoning_budget, effort=body.effort),
         template_variables={**body.chat_template_kwargs, **variables},
