@@ -14,7 +14,6 @@ import string
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from functools import cache, partial
 from typing import Annotated, Any, ClassVar, TypeVar
 
@@ -90,7 +89,6 @@ Many = Annotated[tuple[Item, ...], Field(fail_fast=True)]
 """A list whose validation stops at its first fault, so that a hostile one has few errors."""
 
 
-@dataclass(eq=False, frozen=True, slots=True)  # `Annotated` would take False for an equal 0
 class Refused:
     """In the type of a field that other servers have: it would change what an answer means, and
     cannot be honoured. So it is refused unless its value is empty or `off`, which asks for nothing.
@@ -98,17 +96,13 @@ class Refused:
     Fields that change no meaning need no declaration: unknown ones are ignored by name.
     """
 
-    instead: str
-    """What to do instead, for the error."""
-    off: object = None
-
-    @property
-    def _advice(self) -> str:
-        turned_off = f", or turn it off with {json.dumps(self.off)}"
-        return self.instead + turned_off * (self.off is not None)
+    def __init__(self, instead: str, off: object = None) -> None:
+        """`instead` says what to do instead, for the error."""
+        turned_off = "" if off is None else f", or turn it off with {json.dumps(off)}"
+        self._off, self._advice = off, instead + turned_off
 
     def _check(self, value: Any) -> Any:
-        if value and value != self.off:
+        if value and value != self._off:
             raise wrong("unsupported", f"is not supported; {self._advice}")
         return value
 

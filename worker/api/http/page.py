@@ -98,11 +98,6 @@ def takes_gzip(accepted: str) -> bool:
     return False
 
 
-def tags_in(matches: str) -> set[str]:
-    """The tags of an `If-None-Match` header, including those that a proxy has made weak."""
-    return {tag.strip().removeprefix("W/") for tag in matches.split(",")}
-
-
 async def _no_chat(request: Request, state: AppState) -> Response:
     raise PathNotFound(NO_CHAT)
 
@@ -165,7 +160,8 @@ class _File:
     async def answer(self, request: Request, state: AppState) -> Response:
         small = self.small if takes_gzip(ACCEPT_ENCODING.of(request) or "") else None
         headers = self.headers | {"etag": f'"{self.tag}{"" if small is None else "-gzip"}"'}
-        if headers["etag"] in tags_in(IF_NONE_MATCH.of(request) or ""):
+        known = (IF_NONE_MATCH.of(request) or "").split(",")
+        if headers["etag"] in [tag.strip().removeprefix("W/") for tag in known]:  # a proxy's W/
             return Response(status_code=304, headers=headers)
         if small is not None:
             headers["content-encoding"] = "gzip"

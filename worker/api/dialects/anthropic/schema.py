@@ -193,8 +193,7 @@ class OutputFormat(OpenBody):
     schema_: JsonObject = Field(validation_alias="schema", description="a JSON schema")
 
 
-class OutputConfig(OpenBody):
-    effort: str | None = None
+class OutputConfig(TurnConfig):
     format: OutputFormat | None = None
 
 
@@ -216,13 +215,9 @@ class PromptBody(TemplateFields):
     @property
     def formats(self) -> tuple[JsonSchema, ...]:
         """The schema of each field that has one. The answer follows the first."""
-        fields = {"output_config.format": self.output_config.format}
-        fields["output_format"] = self.output_format
-        return tuple(
-            JsonSchema(form.schema_, f"{path}.schema")
-            for path, form in fields.items()
-            if form is not None
-        )
+        newer, older = self.output_config.format, self.output_format
+        forms = (("output_config.format", newer), ("output_format", older))
+        return tuple(JsonSchema(form.schema_, f"{path}.schema") for path, form in forms if form)
 
     @property
     def effort(self) -> str | None:

@@ -68,8 +68,10 @@ async def tokenize(request: Request, state: AppState) -> Response:
     )
     tokens: Tokenized = await answered(request, state, work)
     ids = array("i", tokens.ids)
+    paired = zip(ids, _pieces(tokens), strict=True)
+    named = ({"id": id, "piece": _text_or_bytes(piece)} for id, piece in paired)
     whole: dict[str, Any] = {
-        "tokens": _with_pieces(ids, tokens) if body.with_pieces else ids,
+        "tokens": named if body.with_pieces else ids,
         "count": len(ids),  # this and the next fields are vLLM's
         "max_model_len": state.supervisor.status().context_length,
     }
@@ -82,11 +84,6 @@ def _tokenized(body: TokenizeBody, state: AppState) -> tuple[TokenizeBody, ChatP
     if body.content is not None and body.messages:
         raise refusal("content", "conflict", "must not be combined with messages")
     return body, chat_prompt(body.reasoning_chat(), state) if body.messages else None
-
-
-def _with_pieces(ids: array[int], tokens: Tokenized) -> Iterator[dict[str, Any]]:
-    for id, piece in zip(ids, _pieces(tokens), strict=True):
-        yield {"id": id, "piece": _text_or_bytes(piece)}
 
 
 def _pieces(tokens: Tokenized) -> Iterator[bytes]:
