@@ -170,8 +170,8 @@ def test_the_process_that_answers_can_open_nothing(program: Callable[[], Bounded
 BOUNDED_ALREADY = """\
 import resource
 resource.setrlimit(resource.RLIMIT_AS, (200_000_000, 200_000_000))
-from worker.engine.text.renderer import renderer
-print(renderer().render("{{ a }}", {"a": "x"}, 5))
+from worker.engine.text.renderer import render
+print(render("{{ a }}", {"a": "x"}, 5))
 """
 
 

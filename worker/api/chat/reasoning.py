@@ -42,15 +42,10 @@ def reasoning_of(chat: Chat, state: AppState) -> ReasoningChoice:
         (switch_by_flag, settings.reasoning_effort, limit),
         _choice_in(default) if default else _OPEN,
     )
-    switch = effort = budget = None  # each with the index of its place
-    for place, (is_on, word, tokens) in enumerate(places):
-        if switch is None and is_on is not None:
-            switch = place, is_on
-        if effort is None and word:
-            effort = place, word
-        if budget is None and tokens is not None:
-            budget = place, tokens
-    switches = [switch] if switch else []
+    numbered = tuple(enumerate(places))
+    switches = [(place, is_on) for place, (is_on, _, _) in numbered if is_on is not None][:1]
+    effort = next(((place, word) for place, (_, word, _) in numbered if word), None)
+    budget = next(((place, most) for place, (_, _, most) in numbered if most is not None), None)
     if effort:
         switches.append((effort[0], effort[1] != "none"))
     # A positive budget in the settings only limits reasoning; in a request it also asks for it.

@@ -21,7 +21,7 @@ from worker.engine.text.renderer import (
     OutOfBounds,
     Refused,
     check_template,
-    renderer,
+    render,
     served_templates,
 )
 from worker.errors import InvalidRequest
@@ -110,7 +110,7 @@ class ChatTemplate:
         Raises:
             Refused: the template refuses the chat, or takes too much time or memory.
         """
-        return renderer().render(self.source, {**self._special_tokens, **chat}, seconds)
+        return render(self.source, {**self._special_tokens, **chat}, seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,30 +127,21 @@ class Reading:
         Raises:
             InvalidRequest: the template refuses these messages, or takes too long.
         """
+        field, seconds_more = self.prompt.field, _SECONDS_A_MESSAGE * len(self.chat["messages"])
         try:
-            text = self._rendered()
+            text = self.template.rendered(self.chat, MAX_RENDER_SECONDS + seconds_more)
             if not self.prompt.continue_final_message:
                 return text
             if self.prompt.reasoning_marks is None:
                 return _before_end(text)
             return _opened(text, *self.prompt.reasoning_marks) + str(self.chat[_REASONING])
         except OutOfBounds as error:
-            raise _refused(self.prompt.field, str(error)) from error
+            raise _refused(field, str(error)) from error
         except Refused as error:
-            raise self._fault(str(error)) from error
-
-    def _rendered(self) -> str:
-        n_messages = len(self.chat["messages"])
-        return self.template.rendered(
-            self.chat, MAX_RENDER_SECONDS + _SECONDS_A_MESSAGE * n_messages
-        )
-
-    def _fault(self, reason: str) -> InvalidRequest:
-        """The error for a refusal; it names arguments that may be the reason."""
-        field = self.prompt.field
-        if (place := forms.broken_arguments(self.prompt.messages)) is None:
-            return _refused(field, reason)
-        return _refused(f"{field}{place}", f"{reason}; this is not a JSON object")
+            reason = str(error)
+            if place := forms.broken_arguments(self.prompt.messages):  # they may be why
+                field, reason = f"{field}{place}", f"{reason}; this is not a JSON object"
+            raise _refused(field, reason) from error
 
 
 def _before_end(text: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from worker.confinement.bounded import BoundedProgram, Ended
@@ -24,35 +24,32 @@ class OutOfBounds(Refused):
     """The template takes too much time or memory."""
 
 
-class Renderer(BoundedProgram):
-    def __init__(self) -> None:
-        super().__init__("worker.engine.text.renderer_child")
-
-    def render(self, source: str, variables: Mapping[str, Any] | None, seconds: float) -> str:
-        """Render a template in at most `seconds` of processor time. Without variables, return a
-        JSON array of the words in its expressions.
-
-        Raises:
-            Refused: the source is not a valid template, or cannot be trusted; or it refuses the
-                variables, or takes too much time or memory.
-        """
-        try:
-            encoded = json.dumps([source, variables]).encode()
-        except RecursionError:
-            raise Refused("its values are nested too deeply") from None
-        try:
-            text, reason = json.loads(self.ask(encoded, seconds))
-        except Ended as error:
-            late = error.why == "time"
-            why = "it did not end within its time" if late else "it needs too much memory"
-            raise OutOfBounds(why) from None
-        if reason is not None:
-            raise Refused(reason)
-        return str(text)
-
-
-renderer = cache(Renderer)
+renderer = cache(partial(BoundedProgram, "worker.engine.text.renderer_child"))
 """The renderer of this process, started at the first call."""
+
+
+def render(source: str, variables: Mapping[str, Any] | None, seconds: float) -> str:
+    """Render a template in at most `seconds` of processor time. Without variables, return a JSON
+    array of the words in its expressions.
+
+    Raises:
+        Refused: the source is not a valid template, or cannot be trusted; or it refuses the
+            variables, or takes too much time or memory.
+    """
+    try:
+        encoded = json.dumps([source, variables]).encode()
+    except RecursionError:
+        raise Refused("its values are nested too deeply") from None
+    try:
+        text, reason = json.loads(renderer().ask(encoded, seconds))
+    except Ended as error:
+        late = error.why == "time"
+        raise OutOfBounds(
+            "it did not end within its time" if late else "it needs too much memory"
+        ) from None
+    if reason is not None:
+        raise Refused(reason)
+    return str(text)
 
 
 def served_templates(
@@ -82,7 +79,7 @@ def check_template(source: str) -> list[str]:
             f"{MAX_TEMPLATE_CHARS:,} are allowed"
         )
     try:
-        words: list[str] = json.loads(renderer().render(source, None, _COMPILE_SECONDS))
+        words: list[str] = json.loads(render(source, None, _COMPILE_SECONDS))
     except Refused as error:
         raise ModelError(f"the model's chat template is not valid: {error}") from error
     return words
