@@ -1,13 +1,26 @@
-"""A file system in memory that a test can fill up or make read-only."""
+"""A file system in memory that a test can fill up or make read-only, and the locks of NFS."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
+
+_flock = fcntl.flock
+
+
+def flock_of_nfs(file: int | IO[bytes], how: int) -> None:
+    """Refuse an exclusive lock of a file that is not open for writing, as NFS does (flock(2))."""
+    is_open_for_reading = fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
+    if how & fcntl.LOCK_EX and is_open_for_reading:
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+    _flock(file, how)
 
 
 class MountRefused(Exception):

@@ -14,7 +14,7 @@ from typing import Concatenate, ParamSpec
 
 from filelock import FileLock
 
-from worker.convert.scratch import Scratch
+from worker.models.scratch import Scratch
 
 P = ParamSpec("P")
 _FOLDER = "FOLDER_OF_THE_TEST_RUN"

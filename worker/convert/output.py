@@ -20,9 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from worker.convert.family.rules import Metadata, Typed, Value
-from worker.convert.scratch import locked
 from worker.convert.tensor_plan import OutputTensor
 from worker.errors import ModelError, of_file
+from worker.models.scratch import locked
 
 _MAGIC = b"GGUF"
 _HEAD_BYTES = 1 << 20

@@ -26,7 +26,6 @@ from worker.convert.output_types import FORMATS, OutputFormat
 from worker.convert.pooling import MODULES, read_pooling
 from worker.convert.quantize import tensor_type
 from worker.convert.sampling import sampling
-from worker.convert.scratch import Scratch
 from worker.convert.tensor_plan import OutputTensor, plan_tensors
 from worker.convert.tokenizer import sentencepiece
 from worker.convert.tokenizer.chat_templates import chat_templates, template_metadata
@@ -38,6 +37,7 @@ from worker.convert.tokenizer.vocabulary import Vocabulary
 from worker.errors import ModelError
 from worker.models.checksum import sha256_of_file
 from worker.models.reference import name_of
+from worker.models.scratch import Scratch
 
 
 @dataclass(frozen=True, slots=True)

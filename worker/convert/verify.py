@@ -30,12 +30,12 @@ from worker.convert.output_types import FORMATS
 from worker.convert.prepare import Conversion, Options, prepare_checked
 from worker.convert.quantize import decode, encode, to_float32
 from worker.convert.report import Report
-from worker.convert.scratch import Scratch
 from worker.convert.tensor_plan import OutputTensor
 from worker.errors import ModelError, of_file
 from worker.models.checksum import sha256_of_range
 from worker.models.gguf.header import read_header
 from worker.models.gguf.layout import GgufLayout, read_layout
+from worker.models.scratch import Scratch
 
 _LOSS = {
     "Q2_K": (0.6, 15 * 4),

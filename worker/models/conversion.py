@@ -14,9 +14,7 @@ import contextlib
 import hashlib
 import json
 import os
-import shutil
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -28,6 +26,7 @@ from worker.models.checkpoint_files import check_checkpoint, checkpoint_files, r
 from worker.models.checksum import sha256_of_file
 from worker.models.gguf.header import GgufHeader, read_header
 from worker.models.gguf.servable import check_servable
+from worker.models.scratch import Scratch
 from worker.models.stored import CONVERTED
 from worker.wire.messages import OnProgress, Progress
 
@@ -76,12 +75,9 @@ async def convert_once(
     target = cache_dir / CONVERTED / await asyncio.to_thread(key_now, on_progress) / name
 
     async def convert() -> GgufHeader:
-        prefix = f"attempt-{target.stem}-"
-        for stale in target.parent.glob(f"{prefix}*"):
-            shutil.rmtree(stale, ignore_errors=True)
         with _writing(target.parent):
-            attempt = Path(tempfile.mkdtemp(dir=target.parent, prefix=prefix))
-        try:
+            scratch = Scratch(target.parent)
+        with scratch as attempt:
             written = attempt / target.name
             await _run_converter(arguments(str(written)), on_progress)
             check(await asyncio.to_thread(read_header, written))
@@ -91,8 +87,6 @@ async def convert_once(
                 )
             os.replace(written, target)
             return await asyncio.to_thread(read_header, target)
-        finally:
-            shutil.rmtree(attempt, ignore_errors=True)
 
     header = await asyncio.to_thread(usable, target, check)
     if header is None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -185,7 +186,8 @@ def hold(path: Path) -> BinaryIO | None:
 
 def is_held(path: Path) -> bool:
     """Whether a process has marked the file with `hold`."""
-    with path.open("rb") as file:
+    # For an exclusive lock, NFS needs a file that is open for writing.
+    with path.open("r+b" if os.access(path, os.W_OK) else "rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

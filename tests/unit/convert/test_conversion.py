@@ -17,15 +17,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.disk import flock_of_nfs
 from tests.unit.convert import engine
 from tests.unit.convert.files import converted, write_importance
 from tests.unit.convert.test_parity import checkpoint
 from worker.commands import convert as cli
 from worker.commands.progress import Reporter
-from worker.convert.scratch import Scratch
 from worker.errors import ModelError
 from worker.llama import imatrix
 from worker.models.gguf.header import read_header
+from worker.models.scratch import Scratch
 
 TINY = Path(__file__).parents[3] / "worker/assets/tiny-model"
 
@@ -164,7 +165,7 @@ def test_a_file_gets_no_progress_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     assert file.getvalue() == ""
 
 
-HOLDS = "import sys, pathlib; from worker.convert.scratch import Scratch; "
+HOLDS = "import sys, pathlib; from worker.models.scratch import Scratch; "
 HOLDS += "Scratch(pathlib.Path(sys.argv[1])); print(flush=True); sys.stdin.read()"
 
 
@@ -174,13 +175,14 @@ def test_folders_of_a_killed_process_are_removed_by_the_next(tmp_path: Path) -> 
     living, killed = (subprocess.Popen(command, **pipes) for _ in range(2))  # type: ignore[call-overload]
     for child in (living, killed):
         child.stdout.readline()
-    (next(iter(tmp_path.iterdir())) / "large").write_bytes(b"1")
-    assert len(list(tmp_path.iterdir())) == 2
+    folders = [each for each in tmp_path.iterdir() if each.is_dir()]
+    (folders[0] / "large").write_bytes(b"1")
+    assert len(folders) == 2
     killed.kill()
     killed.communicate()
     with Scratch(tmp_path) as mine:
-        assert len(list(tmp_path.iterdir())) == 2 and mine.is_dir()
-    assert len(list(tmp_path.iterdir())) == 1
+        assert len(list(tmp_path.iterdir())) == 4 and mine.is_dir(), "each with its lock"
+    assert len(list(tmp_path.iterdir())) == 2
     living.communicate()
 
 
@@ -207,10 +209,17 @@ def test_files_of_a_killed_command_are_removed_by_the_next(
     killed = subprocess.run(
         [sys.executable, "-c", KILLED.format(module), *arguments], env=environment
     )
-    assert killed.returncode == -signal.SIGKILL and len(list(folder.iterdir())) == 1
+    assert killed.returncode == -signal.SIGKILL and len(list(folder.iterdir())) == 2
     next_one = [sys.executable, "-m", "worker.commands.convert", *arguments]
     subprocess.run(next_one, env=environment, check=True)
     assert list(folder.iterdir()) == []
+
+
+def test_a_folder_on_nfs_is_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fcntl.flock", flock_of_nfs)
+    with Scratch(tmp_path) as first, Scratch(tmp_path) as second:
+        assert first != second and first.is_dir()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_if_no_folder_can_be_locked_none_is_made(

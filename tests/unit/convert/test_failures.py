@@ -701,4 +701,4 @@ def test_a_pre_tokenizer_that_llama_cpp_does_not_have_is_refused_by_its_flag(
     assert cli.run([str(TINY), str(target), *given]) == 2
     told = capsys.readouterr().err
     assert f"--pre-tokenizer is {name!r}, which llama.cpp does not have{hint}" in told
-    assert ".llorch-convert" not in told and list(tmp_path.iterdir()) == []
+    assert ".llorch-scratch" not in told and list(tmp_path.iterdir()) == []

@@ -98,7 +98,7 @@ def test_one_bit_of_a_k_quant_is_found_and_its_importance_matrix_asked_for(
         file.write(bytes([last ^ 1]))
     assert verified(source, target, *given) == 3
     assert f"{name} failed: its bytes" in capsys.readouterr().err
-    assert not list(tmp_path.glob(".llorch-convert-*"))
+    assert not list(tmp_path.glob(".llorch-scratch-*"))
 
 
 @pytest.mark.parametrize(

@@ -236,9 +236,8 @@ def test_a_killed_worker_leaves_nothing_that_looks_like_a_model(
     ]
     assert models == []
     found = resolved(str(checkpoint), tmp_path / "cache")
-    attempts = list(found.gguf_path.parent.glob("attempt-*"))
     assert conversion.usable(found.gguf_path)
-    assert not any(p.is_file() for attempt in attempts for p in attempt.rglob("*.gguf"))
+    assert list(found.gguf_path.parent.rglob("*.gguf")) == [found.gguf_path]
 
 
 def test_a_path_that_the_system_refuses_is_not_usable() -> None:

@@ -21,13 +21,13 @@ from gguf.constants import Keys
 from worker.child_processes import inherited
 from worker.convert.family.rules import Metadata
 from worker.convert.output import write_layout
-from worker.convert.scratch import Scratch
 from worker.convert.tensor_plan import OutputTensor
 from worker.convert.tokenizer import corpus
 from worker.convert.tokenizer.reference import reference
 from worker.convert.tokenizer.vocabulary import SPACE
 from worker.errors import ModelError, WorkerError
 from worker.models.gguf.header import read_header
+from worker.models.scratch import Scratch
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -10,15 +10,16 @@ from pathlib import Path
 
 from worker.errors import of_lock
 
-_PREFIX = ".llorch-convert-"
+_PREFIX, _LOCK = ".llorch-scratch-", ".lock"
 
 
 class Scratch:
     """A new folder inside `parent`, or inside its nearest ancestor that exists; without a parent,
     inside the system's folder for temporary files.
 
-    Its process holds a lock on it, which ends with the process. The next process that makes one in
-    the same place removes those that nobody has locked.
+    Its process holds the lock of a file beside it, which ends with the process. (NFS locks no
+    folders.) The next process that makes one in the same place removes those that nobody has
+    locked.
 
     Raises `OSError` if no folder can be made or locked.
     """
@@ -27,23 +28,26 @@ class Scratch:
         while parent is not None and not parent.is_dir():
             parent = parent.absolute().parent
         parent = parent or _for_temporary_files()
-        for other in parent.glob(f"{_PREFIX}*"):
+        for other in parent.glob(f"{_PREFIX}*{_LOCK}"):
             if (lock := _try_lock(other)) is not None:
-                shutil.rmtree(other, ignore_errors=True)
-                os.close(lock)
-        while (lock := self._new(parent)) is None:
+                _remove(other, lock)
+        while (lock := self._new_lock(parent)) is None:
             pass  # Another process took it for an abandoned one.
         self._lock = lock
+        self.path = _folder_of(self._file)
+        self.path.mkdir(0o700)
 
-    def _new(self, parent: Path) -> int | None:
-        """Make a folder; returns its lock, or `None` if another process got to it first."""
-        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+    def _new_lock(self, parent: Path) -> int | None:
+        """Make a file with a lock; `None` if another process got to it first."""
+        file, name = tempfile.mkstemp(_LOCK, _PREFIX, parent)
+        os.close(file)
+        self._file = Path(name)
         try:
-            return locked(self.path, os.O_RDONLY | os.O_DIRECTORY)
+            return locked(self._file, os.O_RDWR)
         except (BlockingIOError, FileNotFoundError):
             return None
         except OSError as error:
-            self.path.rmdir()
+            self._file.unlink(missing_ok=True)
             raise OSError(error.errno, error.strerror, str(parent)) from None
 
     def __enter__(self) -> Path:
@@ -53,12 +57,11 @@ class Scratch:
         self.cleanup()
 
     def cleanup(self) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
-        os.close(self._lock)
+        _remove(self._file, self._lock)
 
 
 def locked(path: Path, flags: int) -> int | None:
-    """Open and lock a file or folder; `None` if it was renamed or removed in between.
+    """Open and lock a file; `None` if it was renamed or removed in between.
 
     Raises:
         OSError: it cannot be opened; a `BlockingIOError`: another process holds the lock.
@@ -86,9 +89,21 @@ def _for_temporary_files() -> Path:
         raise OSError(error.errno, why, os.environ.get("TMPDIR", "/tmp")) from None
 
 
-def _try_lock(folder: Path) -> int | None:
-    """Lock a folder; returns its lock, or `None` if it is locked, gone or cannot be opened."""
+def _try_lock(file: Path) -> int | None:
+    """Lock a file; returns its lock, or `None` if it is locked, gone or cannot be opened."""
     try:
-        return locked(folder, os.O_RDONLY | os.O_DIRECTORY)
+        return locked(file, os.O_RDWR)
     except OSError:
         return None
+
+
+def _folder_of(file: Path) -> Path:
+    return file.with_suffix("")
+
+
+def _remove(file: Path, lock: int) -> None:
+    """Remove a folder, and its lock once it is gone: a killed process's child may still write."""
+    shutil.rmtree(folder := _folder_of(file), ignore_errors=True)
+    if not folder.exists():
+        file.unlink(missing_ok=True)
+    os.close(lock)
