@@ -6,6 +6,7 @@ import fcntl
 import os
 import shutil
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from worker.errors import of_lock
@@ -29,8 +30,10 @@ class Scratch:
             parent = parent.absolute().parent
         parent = parent or _for_temporary_files()
         for other in parent.glob(f"{_PREFIX}*{_LOCK}"):
-            if (lock := _try_lock(other)) is not None:
-                _remove(other, lock)
+            # It may be locked, gone or another user's.
+            with suppress(OSError):
+                if (lock := locked(other, os.O_RDWR)) is not None:
+                    _remove(other, lock)
         while (lock := self._new_lock(parent)) is None:
             pass  # Another process took it for an abandoned one.
         self._lock = lock
@@ -87,14 +90,6 @@ def _for_temporary_files() -> Path:
     except FileNotFoundError as error:
         why = "no folder for temporary files can be written to; set TMPDIR to one"
         raise OSError(error.errno, why, os.environ.get("TMPDIR", "/tmp")) from None
-
-
-def _try_lock(file: Path) -> int | None:
-    """Lock a file; returns its lock, or `None` if it is locked, gone or cannot be opened."""
-    try:
-        return locked(file, os.O_RDWR)
-    except OSError:
-        return None
 
 
 def _folder_of(file: Path) -> Path:

@@ -68,8 +68,15 @@ class StoredModel:
 
 def stored_models(cache_dir: Path) -> list[StoredModel]:
     """Everything in the cache, the least recently used first."""
-    found = [*_downloads(cache_dir / "hub"), *_conversions(cache_dir / CONVERTED)]
-    return sorted(found, key=lambda stored: stored.last_used)
+
+    def found() -> list[StoredModel]:
+        return [*_downloads(cache_dir / "hub"), *_conversions(cache_dir / CONVERTED)]
+
+    try:
+        stored = found()
+    except FileNotFoundError:  # a download or a conversion ended meanwhile
+        stored = found()
+    return sorted(stored, key=lambda each: each.last_used)
 
 
 def select(
