@@ -303,18 +303,15 @@ def _left_out(
     by_reason: dict[str, list[str]] = {}
     for name in sorted(checkpoint.tensors):
         why = family.why_left_out(name, d)
-        if why is None and name not in used and _is_head(family, name):
-            why = "the embedding has the same values and takes its place"
+        if why is None and name not in used:
+            rules = family.becomes(Place.of(name).form) or ()
+            if any(rule.target == "output.weight" for rule in rules):
+                why = "the embedding has the same values and takes its place"
         if why:
             by_reason.setdefault(why, []).append(name)
     for why, names in by_reason.items():
         more = f" and {len(names) - 2} more" if len(names) > 2 else ""
         yield f"left out {', '.join(names[:2])}{more}: {why}"
-
-
-def _is_head(family: Family, name: str) -> bool:
-    rules = family.becomes(Place.of(name).form) or ()
-    return any(rule.target == "output.weight" for rule in rules)
 
 
 def _safe_name(name: str, vocabulary: Vocabulary | None) -> str:

@@ -158,6 +158,7 @@ CASES: list[tuple[str, Damage, str]] = [
     ),
     ("llama-shards", partial(unlinked, name=SHARD), f"{SHARD} is a dangling link"),
     ("llama", config(architectures=["LlamaForCausalLn"]), "LlamaForCausalLM"),
+    ("llama", config(architectures=[]), "architectures names no class, such as LlamaForCausalLM"),
     ("llama", config(intermediate_size=128), "shape"),
     ("llama", config(num_hidden_layers=3), "lacks tensor"),
     ("llama", config(num_hidden_layers=1), "not known"),

@@ -410,6 +410,16 @@ def test_groups_may_be_wider_than_a_weight(
     assert np.array_equal(got, checkpoint.read(expected).reshape(-1))
 
 
+def assert_alike(source: Path, plain: Path, tmp_path: Path) -> None:
+    """Both convert to the same tensors."""
+    one, other = (
+        {each.name: each.data for each in gguf.GGUFReader(converted(folder, where)).tensors}
+        for folder, where in ((source, tmp_path / "a"), (plain, tmp_path / "b"))
+    )
+    assert one.keys() == other.keys()
+    assert all(np.array_equal(one[name], other[name]) for name in other)
+
+
 def gptq(weight: np.ndarray, scale: np.ndarray) -> dict[str, tuple[str, np.ndarray]]:
     """Store 4-bit integers from -8 to 7 like AutoGPTQ: the zero point is 8, stored as 7."""
     numbers = (weight + 8).astype(np.uint32).T
@@ -487,12 +497,7 @@ def test_a_gptq_checkpoint_equals_the_conversion_of_its_values(family: str, tmp_
     source, plain = (checkpoint(family, tmp_path / each) for each in ("gptq", "plain"))
     values = write_gptq(source, read_all(source / "model.safetensors"))
     write_all(plain / "model.safetensors", values)
-    of_gptq, of_values = (
-        {each.name: each.data for each in gguf.GGUFReader(converted(folder, where)).tensors}
-        for folder, where in ((source, tmp_path / "a"), (plain, tmp_path / "b"))
-    )
-    assert of_gptq.keys() == of_values.keys()
-    assert all(np.array_equal(of_gptq[name], of_values[name]) for name in of_values)
+    assert_alike(source, plain, tmp_path)
 
 
 def affine(values: np.ndarray, n_bits: int) -> tuple[Tensors, np.ndarray]:
@@ -570,12 +575,7 @@ def test_an_mlx_checkpoint_equals_the_conversion_of_its_values(
     write_all(source / "model.safetensors", stored)
     write_all(plain / "model.safetensors", values)
     edit(source / "config.json", quantization={**sizes, **modules})
-    of_mlx, of_values = (
-        {each.name: each.data for each in gguf.GGUFReader(converted(folder, where)).tensors}
-        for folder, where in ((source, tmp_path / "a"), (plain, tmp_path / "b"))
-    )
-    assert of_mlx.keys() == of_values.keys()
-    assert all(np.array_equal(of_mlx[name], of_values[name]) for name in of_values)
+    assert_alike(source, plain, tmp_path)
 
 
 def test_four_bit_experts_are_converted(tmp_path: Path) -> None:

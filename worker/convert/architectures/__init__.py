@@ -36,6 +36,8 @@ has no head; an encoder's head that predicts masked tokens is left out."""
 def family_of(config: Config) -> Family | None:
     """The family of the checkpoint's class, or else of a class with the same layers."""
     names = set(map(str, config.items("architectures")))
+    if not names:
+        raise ModelError(f"{config.name}: architectures names no class, such as LlamaForCausalLM")
     others = {
         name.removesuffix(end) + other
         for name in names
@@ -53,9 +55,8 @@ def family_of(config: Config) -> Family | None:
 def unknown(config: Config, others: Iterable[str]) -> ModelError:
     """The error for an architecture that is not known here and not among `others`, those of
     llama.cpp's own converter."""
-    names = config.items("architectures")
+    name = str(config.items("architectures")[0])
     known = {name for family in FAMILIES for name in family.names}.union(others)
-    name = str(names[0]) if names else "none"
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
     return ModelError(
         f"architecture {name} cannot be converted; the nearest known one is {near[0]}, "

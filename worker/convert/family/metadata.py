@@ -106,7 +106,7 @@ def decoder(family: Family, config: Config, d: Dims) -> Metadata:
         **rope(family, config, n_rotated),
         **norm_epsilon(family, config),
         **(windows(config, d, family.windows) if family.windows else {}),
-        **experts(config, d, family.n_used),
+        **(_experts(config, d, family.n_used) if d.n_expert else {}),
     }
 
 
@@ -155,13 +155,12 @@ def windows(config: Config, d: Dims, period: int) -> Metadata:
     }
 
 
-def experts(config: Config, d: Dims, n_used: str) -> Metadata:
-    found: Metadata = {}
-    if d.n_expert:
-        found[Keys.LLM.EXPERT_COUNT] = d.n_expert
-        found[Keys.LLM.EXPERT_USED_COUNT] = config.integer(n_used)
-        found[Keys.LLM.EXPERT_FEED_FORWARD_LENGTH] = d.n_ff_expert
-    return found
+def _experts(config: Config, d: Dims, n_used: str) -> Metadata:
+    return {
+        Keys.LLM.EXPERT_COUNT: d.n_expert,
+        Keys.LLM.EXPERT_USED_COUNT: config.integer(n_used),
+        Keys.LLM.EXPERT_FEED_FORWARD_LENGTH: d.n_ff_expert,
+    }
 
 
 SHARED_WIDTH: Mapping[str, Setting] = {
@@ -205,7 +204,11 @@ def _check_rope(family: Family, config: Config) -> None:
     """Refuse a kind of scaling that llama.cpp lacks in this family. Llama 3's is a tensor of
     factors; `mrope` scales nothing."""
     rotation = config.rope()
-    is_idle = rotation.kind == "dynamic" and _is_idle(config, rotation.params)
+    is_idle = (  # It changes no position up to this length.
+        rotation.kind == "dynamic"
+        and not rotation.params.has("alpha")
+        and rotation.params.integer(TRAINED) >= config.integer("max_position_embeddings")
+    )
     usual = ("default", "linear", "yarn", "mrope", *["llama3"] * family.scales_as_llama3)
     known = family.ropes or (*usual, "dynamic up to max_position_embeddings")
     if rotation.kind not in known and (family.ropes or not is_idle):
@@ -213,12 +216,6 @@ def _check_rope(family: Family, config: Config) -> None:
             f"{config.name}: rope scaling of type {rotation.kind!r} is not known for "
             f"{family.architecture} in llama.cpp; {', '.join(known)} are"
         )
-
-
-def _is_idle(config: Config, params: Config) -> bool:
-    """Whether dynamic scaling changes no position up to `max_position_embeddings`."""
-    n_positions = config.integer("max_position_embeddings")
-    return params.integer(TRAINED) >= n_positions and not params.has("alpha")
 
 
 def _yarn(family: Family, config: Config, params: Config) -> Metadata:
