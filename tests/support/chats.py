@@ -62,8 +62,8 @@ def assistant(content: str, **more: Any) -> dict[str, Any]:
 BRIEF = {"role": "system", "content": "Be brief."}
 WEATHER = function("get_weather", "city")
 TIME = function("get_time", "city")
-ASKED = user("The weather in Zürich?")
-ONE_CALL = [ASKED, calling(call(1, "get_weather", city="Zürich", days=2)), result(1, "<4> °C")]
+QUESTION = user("The weather in Zürich?")
+ONE_CALL = [QUESTION, calling(call(1, "get_weather", city="Zürich", days=2)), result(1, "<4> °C")]
 TWO_CALLS = [
     user("Weather and time in Paris?"),
     calling(call(1, "get_weather", city="Paris"), call(2, "get_time", city="Paris")),
@@ -82,8 +82,8 @@ CHATS: dict[str, dict[str, Any]] = {
         "messages": [user("Hello"), assistant("Hi there"), user("And?")],
         "add_generation_prompt": False,
     },
-    "tools": {"messages": [ASKED], "tools": [WEATHER]},
-    "tools, system": {"messages": [BRIEF, ASKED], "tools": [WEATHER, TIME]},
+    "tools": {"messages": [QUESTION], "tools": [WEATHER]},
+    "tools, system": {"messages": [BRIEF, QUESTION], "tools": [WEATHER, TIME]},
     "call, result": {"messages": ONE_CALL, "tools": [WEATHER]},
     "call, result, answer": {
         "messages": [*ONE_CALL, assistant("Four degrees."), user("Thanks. Tomorrow?")],
@@ -103,7 +103,7 @@ CHATS: dict[str, dict[str, Any]] = {
     },
     "reasoning, call": {
         "messages": [
-            ASKED,
+            QUESTION,
             calling(call(1, "get_weather", city="Zürich"), reasoning_content="I need the weather."),
             result(1, "4 °C"),
         ],

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import uvloop
+
 from tests.support.worker import WorkerProcess
 from worker.api.http.server import server_for
 from worker.fleet.gateway import Gateway
@@ -54,7 +56,7 @@ def served(gateway: Gateway) -> Iterator[str]:
         await server.serve(sockets=[listener])
         watching.cancel()
 
-    thread = threading.Thread(target=asyncio.run, args=(serve(),), daemon=True)
+    thread = threading.Thread(target=uvloop.run, args=(serve(),), daemon=True)
     thread.start()
     try:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -17,6 +17,7 @@ from typing import Any, cast
 
 import pytest
 import uvicorn
+import uvloop
 from msgspec.structs import replace
 
 from tests.support.status import ready_status
@@ -188,11 +189,10 @@ class ScriptedWorker:
             timeout_graceful_shutdown=1,
         )
         server = _Server(config)
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
+        with socket.create_server(("127.0.0.1", 0)) as listener:
             self.port = listener.getsockname()[1]
             self.base_url = f"http://127.0.0.1:{self.port}"
-            thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])))
+            thread = threading.Thread(target=lambda: uvloop.run(server.serve([listener])))
             thread.start()
             while not server.started:
                 time.sleep(0.005)

@@ -123,9 +123,17 @@ class WorkerProcess:
         with self.client() as client:
             return client.get(path)
 
-    def post(self, path: str, body: Any) -> httpx.Response:
+    def post(
+        self, path: str, body: Any, headers: Mapping[str, str] | None = None
+    ) -> httpx.Response:
         with self.client() as client:
-            return client.post(path, json=body)
+            return client.post(path, json=body, headers=headers)
+
+    def answer(self, path: str, body: Any) -> Any:
+        """Return the JSON of the answer to a request that is accepted."""
+        response = self.post(path, body)
+        assert response.status_code == 200, response.text
+        return response.json()
 
     def execute(self, prompt: str, **fields: Any) -> sse.Stream:
         """Run one job to its end."""
@@ -152,12 +160,17 @@ class WorkerProcess:
     def wait_ready(self, seconds: float = PATIENCE_S) -> None:
         until(self.is_ready, lambda: f"not ready:\n{self.stderr[-4000:]}", self, seconds)
 
-    def wait_idle(self) -> None:
-        def idle() -> bool:
-            health = self.get("/health").json()
-            return bool(health["running"] + health["queued"] == 0)
+    @property
+    def n_working(self) -> int:
+        """Number of requests that it has, running or queued."""
+        health = self.get("/health").json()
+        return int(health["running"] + health["queued"])
 
-        until(idle, lambda: str(self.get("/health").json()), self)
+    def wait_working(self, n: int) -> None:
+        until(lambda: self.n_working == n, lambda: f"{self.n_working} and not {n}", self)
+
+    def wait_idle(self) -> None:
+        self.wait_working(0)
 
     def wait_status(self, path: str, status: int) -> None:
         until(lambda: self.get(path).status_code == status, lambda: f"{path} is never {status}")

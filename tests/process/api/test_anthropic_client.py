@@ -14,7 +14,7 @@ from tests.support.worker import WorkerProcess
 
 FRANCE: Any = [{"role": "user", "content": "What is the capital of France?"}]
 # The client no longer has a temperature, but passes on unknown fields.
-ASKED: Any = {
+REQUEST: Any = {
     "model": "any",
     "messages": FRANCE,
     "max_tokens": 64,
@@ -40,14 +40,14 @@ def client(worker: WorkerProcess) -> Iterator[Anthropic]:
 
 
 def ask(client: Anthropic, **fields: Any) -> Any:
-    return client.messages.create(**(ASKED | fields))
+    return client.messages.create(**(REQUEST | fields))
 
 
 def test_a_message_is_right_whole_and_streamed(client: Anthropic) -> None:
     whole = ask(client)
     assert [block.text for block in whole.content] == [ANSWER]
     assert whole.stop_reason == "end_turn" and whole.role == "assistant"
-    with client.messages.stream(**ASKED) as stream:
+    with client.messages.stream(**REQUEST) as stream:
         assert "".join(stream.text_stream) == ANSWER
         final = stream.get_final_message()
     assert final.usage.output_tokens == whole.usage.output_tokens
@@ -81,7 +81,7 @@ def test_a_tool_runner_sends_the_whole_conversation(client: Anthropic) -> None:
         return f"clear in {city}"
 
     runner = client.beta.messages.tool_runner(
-        **ASKED, tools=[get_weather], tool_choice={"type": "any"}, max_iterations=2
+        **REQUEST, tools=[get_weather], tool_choice={"type": "any"}, max_iterations=2
     )
     first, second = (
         message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0)
@@ -110,7 +110,7 @@ def test_a_forced_call_comes_whole_and_streamed(client: Anthropic, choice: Any) 
     [call] = answer.content
     assert call.type == "tool_use" and call.name == "get_weather"
     assert set(call.input) == {"city"} and answer.stop_reason == "tool_use"
-    with client.messages.stream(**(ASKED | fields)) as stream:
+    with client.messages.stream(**(REQUEST | fields)) as stream:
         [streamed] = stream.get_final_message().content
     assert streamed.type == "tool_use" and streamed.input == call.input
 

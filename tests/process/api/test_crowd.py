@@ -10,7 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import httpx
@@ -174,10 +174,11 @@ def test_a_request_whose_client_leaves_before_the_engine_reads_it_ends_as_499_an
         return [each["status"] for each in lines if each["correlation_id"] == "leaves"]
 
     before = refused()
-    for path, body in (*requests, ("/tokenize", {"content": "f"})):
-        with asking(worker.port, path, body, {"X-Correlation-Id": "leaves"}):
-            until(lambda: worker.n_queued > 0, lambda: "it has not come", worker)
-        worker.wait_queued(0)
+    with ExitStack() as clients:
+        for path, body in (*requests, ("/tokenize", {"content": "f"})):
+            clients.enter_context(asking(worker.port, path, body, {"X-Correlation-Id": "leaves"}))
+        worker.wait_queued(6)
+    worker.wait_queued(0)
     until(lambda: len(statuses()) == 6, lambda: worker.stderr[-2000:], worker)
     assert set(statuses()) == {499} and refused() == before
     kept = {"X-Conversation-Id": "kept"}

@@ -175,8 +175,7 @@ def test_references_to_stored_responses_are_refused(worker: WorkerProcess) -> No
 def test_an_error_of_messages_has_anthropics_type_for_its_status(worker: WorkerProcess) -> None:
     """Its clients decide by the type whether to retry."""
     body = {"model": "m", "max_tokens": 1, "messages": user("a")}
-    url, past = f"{worker.base_url}/v1/messages", {"X-Deadline": "1"}
-    late = httpx.post(url, json=body, headers=past)
+    late = worker.post("/v1/messages", body, {"X-Deadline": "1"})
     wrong_method = worker.get("/v1/messages")
     assert (late.status_code, wrong_method.status_code) == (504, 405)
     assert late.json()["error"]["type"] == "timeout_error"
@@ -496,10 +495,9 @@ def test_each_operation_refuses_in_the_error_form_of_its_dialect(
     wrong_method = httpx.delete(worker.base_url + path)
     assert wrong_method.status_code == 405 and wrong_method.headers["allow"] == "POST"
     assert "does not accept that method, only POST" in wrong_method.text
-    url, page = worker.base_url + path, {"Origin": "https://example.org"}
-    from_a_page = httpx.post(url, json={}, headers=page)
+    from_a_page = worker.post(path, {}, {"Origin": "https://example.org"})
     assert from_a_page.status_code == 403
-    no_object = httpx.post(url, json=[])
+    no_object = worker.post(path, [])
     assert no_object.status_code == 400
     for answer in (wrong_method, from_a_page, no_object):
         assert fields <= answer.json().keys()

@@ -17,9 +17,7 @@ PROMPT = "Once upon a time"
 
 def completed(worker: WorkerProcess, path: str = "/completion", **fields: Any) -> Any:
     body = {"prompt": PROMPT, "n_predict": 8, "temperature": 0, **fields}
-    answer = worker.post(path, body)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
+    return worker.answer(path, body)
 
 
 def streamed(worker: WorkerProcess, path: str = "/completion", **fields: Any) -> list[Any]:

@@ -40,11 +40,7 @@ def test_inference_gives_the_stream_as_one_object(worker: WorkerProcess) -> None
 
 
 def test_inference_streams_ndjson_on_request(worker: WorkerProcess) -> None:
-    answer = httpx.post(
-        f"{worker.base_url}/v1/inference",
-        json=greedy(),
-        headers={"Accept": "application/x-ndjson"},
-    )
+    answer = worker.post("/v1/inference", greedy(), {"Accept": "application/x-ndjson"})
     assert answer.headers["content-type"] == "application/x-ndjson"
     events = [json.loads(line) for line in answer.text.split("\n")[:-1]]
     assert [event["type"] for event in (events[0], events[1], events[-1])] == [
@@ -56,8 +52,7 @@ def test_inference_streams_ndjson_on_request(worker: WorkerProcess) -> None:
 
 
 def test_inference_stream_makes_a_job_id(worker: WorkerProcess) -> None:
-    answer = httpx.post(f"{worker.base_url}/v1/inference/stream", json=greedy())
-    stream = collect([answer.content])
+    stream = collect([worker.post("/v1/inference/stream", greedy()).content])
     assert len(stream.events[0]["job_id"]) == 36
     assert stream.text.endswith("Paris.")
 
@@ -137,7 +132,7 @@ def test_a_past_deadline_is_a_504_before_any_work(worker: WorkerProcess) -> None
     tokens_before = worker.metric("worker_tokens_in_total")
     in_seconds = time.time() + 60  # a mistake that the answer explains
     past = {"X-Deadline": str(int(in_seconds))}
-    answer = httpx.post(f"{worker.base_url}/v1/inference", json=greedy(), headers=past)
+    answer = worker.post("/v1/inference", greedy(), past)
     assert answer.status_code == 504 and "in milliseconds since 1970" in answer.json()["message"]
     assert answer.json()["code"] == "INFERENCE_TIMEOUT" and answer.json()["retriable"] is True
     assert worker.metric("worker_tokens_in_total") == tokens_before
@@ -154,7 +149,7 @@ def test_a_past_deadline_is_a_504_before_any_work(worker: WorkerProcess) -> None
 def test_a_header_that_cannot_be_honoured_is_named(
     worker: WorkerProcess, name: str, value: str, is_taken: bool
 ) -> None:
-    answer = httpx.post(f"{worker.base_url}/v1/inference", json=greedy(), headers={name: value})
+    answer = worker.post("/v1/inference", greedy(), {name: value})
     assert answer.status_code == (200 if is_taken else 400)
     assert is_taken or answer.json()["errors"][0]["field"] == name
 

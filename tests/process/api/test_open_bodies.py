@@ -94,24 +94,24 @@ def test_fields_of_a_completion_that_change_nothing_are_accepted(worker: WorkerP
 
 SCHEMA = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"]}
 TOOL: Any = {"name": "f", "parameters": SCHEMA}
-TOLD: Any = {"role": "user", "content": "Hi"}
+HELLO: Any = {"role": "user", "content": "Hi"}
 AS_OPENAI: Any = {"type": "json_schema", "json_schema": {"schema": SCHEMA}}
 AS_OTHERS: Any = {"type": "json_schema", "schema": SCHEMA}
-ANTHROPICS: Any = {"messages": [TOLD], "max_tokens": 9, "output_format": AS_OTHERS}
+ANTHROPICS: Any = {"messages": [HELLO], "max_tokens": 9, "output_format": AS_OTHERS}
 SEARCH: Any = {"type": "web_search_20260209", "name": "web_search"}
 HIT: Any = {"type": "web_search_result", "url": "https://a.b", "encrypted_content": "x"}
 SEARCHED: Any = [
-    TOLD,
+    HELLO,
     {"role": "assistant", "content": [
         {"type": "server_tool_use", "id": "1", "name": "web_search", "input": {"query": "a"}},
         {"type": "web_search_tool_result", "tool_use_id": "1", "content": [HIT]},
         {"type": "web_search_tool_result", "tool_use_id": "1", "content": {"error_code": "x"}},
         {"type": "text", "text": "Found."},
     ]},
-    TOLD,
+    HELLO,
 ]  # fmt: skip
 SEARCHED_BY_TOOL: Any = [
-    TOLD,
+    HELLO,
     {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {}}]},
     {"role": "user", "content": [
         {"type": "tool_result", "tool_use_id": "1", "content": [
@@ -136,9 +136,9 @@ OLLAMAS: Any = {"prompt": "Hi", "stream": False, "options": {"num_predict": 1}}
          "json_schema"),
         ("/v1/completions", {"prompt": "a", "guided_regex": "b",
                              "structured_outputs": {"choice": ["c"]}}, "structured_outputs.choice"),
-        ("/v1/chat/completions", {"messages": [TOLD], "max_tokens": 9, "grammar": 'root ::= "b"',
+        ("/v1/chat/completions", {"messages": [HELLO], "max_tokens": 9, "grammar": 'root ::= "b"',
                                   "response_format": AS_OPENAI}, "grammar"),
-        ("/v1/chat/completions", {"messages": [TOLD], "max_tokens": 9, "tool_choice": "required",
+        ("/v1/chat/completions", {"messages": [HELLO], "max_tokens": 9, "tool_choice": "required",
                                   "tools": [{"type": "function", "function": TOOL}],
                                   "response_format": AS_OPENAI}, "response_format.json_schema"),
         ("/v1/responses", {"input": "Hi", "max_output_tokens": 9, "tool_choice": "required",
@@ -149,13 +149,13 @@ OLLAMAS: Any = {"prompt": "Hi", "stream": False, "options": {"num_predict": 1}}
                           "tools": [{"name": "f", "input_schema": SCHEMA}]}, "output_format"),
         ("/v1/messages", {"messages": SEARCHED, "max_tokens": 9, "tools": [SEARCH]},
          "tools.web_search_20260209, messages.server_tool_use, messages.web_search_tool_result"),
-        ("/v1/messages", {"messages": [TOLD], "max_tokens": 9, "tools": REMOTE},
+        ("/v1/messages", {"messages": [HELLO], "max_tokens": 9, "tools": REMOTE},
          "tools[].mcp_server_name, tools[].model, tools.mcp_toolset, tools.advisor_20260301"),
         ("/v1/messages", {"messages": SEARCHED_BY_TOOL, "max_tokens": 9},
          "messages.web_search_tool_result"),
-        ("/v1/messages", {"messages": [TOLD, REMOTE_CHANGE], "max_tokens": 9},
+        ("/v1/messages", {"messages": [HELLO, REMOTE_CHANGE], "max_tokens": 9},
          "messages.mcp_toolset_reference"),
-        ("/v1/responses", {"input": [TOLD, {"type": "web_search_call", "status": "completed"}],
+        ("/v1/responses", {"input": [HELLO, {"type": "web_search_call", "status": "completed"}],
                            "max_output_tokens": 9}, "input.web_search_call"),
         ("/api/generate", {**OLLAMAS, "raw": True, "think": True}, "think"),
         ("/api/generate", {**OLLAMAS, "top_logprobs": 2}, "top_logprobs"),
@@ -247,35 +247,29 @@ def test_a_model_has_only_its_served_names(strict: WorkerProcess) -> None:
 
 
 LOOK = {"type": "object", "properties": {"where": {"enum": ["up", "down"]}}, "required": ["where"]}
-ASKED = [{"role": "user", "content": "Look!"}]
-
-
-def taken(worker: WorkerProcess, path: str, body: dict[str, Any]) -> Any:
-    answer = worker.post(path, body)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
+LOOK_UP = [{"role": "user", "content": "Look!"}]
 
 
 def test_a_message_may_be_sent_back_under_strict(strict: WorkerProcess) -> None:
-    body = {"model": "a", "messages": ASKED, "max_tokens": 300, "temperature": 0}
+    body = {"model": "a", "messages": LOOK_UP, "max_tokens": 300, "temperature": 0}
     body |= {"tools": [{"name": "look", "input_schema": LOOK}]}
-    [use] = taken(strict, "/v1/messages", body | {"tool_choice": {"type": "any"}})["content"]
+    [use] = strict.answer("/v1/messages", body | {"tool_choice": {"type": "any"}})["content"]
     result = {"type": "tool_result", "tool_use_id": use["id"], "is_error": False, "content": "a"}
     thought = {"type": "thinking", "thinking": "Hm.", "signature": ""}
     turns = [
-        *ASKED,
+        *LOOK_UP,
         {"role": "assistant", "content": [thought, use]},
         {"role": "user", "content": [result]},
     ]
-    taken(strict, "/v1/messages", body | {"messages": turns, "max_tokens": 2})
+    strict.answer("/v1/messages", body | {"messages": turns, "max_tokens": 2})
 
 
 def test_a_responses_output_may_be_sent_back_under_strict(strict: WorkerProcess) -> None:
     body = {"input": FRANCE, "max_output_tokens": 4, "temperature": 0}
-    output = taken(strict, "/v1/responses", body)["output"]
+    output = strict.answer("/v1/responses", body)["output"]
     function = {"type": "function", "name": "look", "parameters": LOOK}
     forced = {"input": "Look!", "tools": [function], "tool_choice": "required"}
-    calls = taken(strict, "/v1/responses", forced)["output"]
+    calls = strict.answer("/v1/responses", forced)["output"]
     reasoning = {
         **{"type": "reasoning", "id": "rs_1", "status": "completed", "summary": []},
         "content": [{"type": "reasoning_text", "text": "Hm."}],
@@ -285,21 +279,21 @@ def test_a_responses_output_may_be_sent_back_under_strict(strict: WorkerProcess)
         for call in calls
     ]
     turns = [*FRANCE, *output, *FRANCE, reasoning, *calls, *results]
-    taken(strict, "/v1/responses", body | {"input": turns})
+    strict.answer("/v1/responses", body | {"input": turns})
 
 
 def test_a_message_of_ollamas_chat_may_be_sent_back_under_strict(strict: WorkerProcess) -> None:
     used: dict[str, Any] = {"index": 0, "name": "look", "arguments": {}}
     turns = [
-        *ASKED,
+        *LOOK_UP,
         {"role": "assistant", "content": "", "tool_calls": [{"id": "c", "function": used}]},
         {"role": "tool", "tool_name": "look", "content": "a"},
     ]
     body = {"model": "a", "messages": turns, "options": {"num_predict": 2}, "stream": False}
-    taken(strict, "/api/chat", body)
+    strict.answer("/api/chat", body)
     used["index"] = "first"  # none of it is read
     turns[-1] = {"role": "tool", "tool_call_id": "c", "content": "a"}
-    taken(strict, "/v1/chat/completions", {"messages": turns, "max_tokens": 2})
+    strict.answer("/v1/chat/completions", {"messages": turns, "max_tokens": 2})
 
 
 def test_the_last_chunk_has_timings(worker: WorkerProcess) -> None:
@@ -317,8 +311,7 @@ def test_a_late_head_changes_no_successful_stream(worker: WorkerProcess) -> None
         ("/v1/inference/stream", {"prompt": "Once", "max_tokens": 3, "seed": 1}),
         ("/v1/completions", {"prompt": ["A", "B"], "max_tokens": 3, "seed": 1, "stream": True}),
     ):
-        answer = httpx.post(worker.base_url + path, json=body, headers=late)
-        usual = httpx.post(worker.base_url + path, json=body)
+        answer, usual = worker.post(path, body, late), worker.post(path, body)
         assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/ev")
         assert answer.text.count("\n\n") == usual.text.count("\n\n")
 

@@ -17,9 +17,7 @@ PROMPT = "Once upon a time"
 
 
 def completed(worker: WorkerProcess, **fields: Any) -> Any:
-    answer = worker.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 0, **fields})
-    assert answer.status_code == 200, answer.text
-    return answer.json()
+    return worker.answer("/v1/completions", {"prompt": PROMPT, "max_tokens": 0, **fields})
 
 
 def test_loglikelihoods_are_those_of_transformers(start_worker: StartWorker) -> None:

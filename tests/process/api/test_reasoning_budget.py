@@ -19,9 +19,9 @@ from tests.support.held import holding
 from tests.support.worker import WorkerProcess
 from tools.survival import EXACT
 
-ASKED: Any = [{"role": "user", "content": "Tell a story."}]
+STORY: Any = [{"role": "user", "content": "Tell a story."}]
 OPTIONS = {"num_predict": 40, "temperature": 0, "ignore_eos": True}
-BODY: Any = {"model": "m", "messages": ASKED, "max_tokens": 48, "temperature": 0}
+BODY: Any = {"model": "m", "messages": STORY, "max_tokens": 48, "temperature": 0}
 BODY |= {"ignore_eos": True, "chat_template_kwargs": {"enable_thinking": True}}
 
 
@@ -33,9 +33,7 @@ def chunks_of(lines: Iterable[str]) -> Iterator[Any]:
 
 def message_of(worker: WorkerProcess, **fields: Any) -> tuple[str, str]:
     """Return the reasoning and the text of an answer."""
-    answer = worker.post("/v1/chat/completions", BODY | fields)
-    assert answer.status_code == 200, answer.text
-    message = answer.json()["choices"][0]["message"]
+    message = worker.answer("/v1/chat/completions", BODY | fields)["choices"][0]["message"]
     return message.get("reasoning_content", ""), message["content"]
 
 
@@ -62,24 +60,22 @@ def test_reasoning_is_bounded_or_off_by_each_dialects_own_field(thinking: Worker
         thought, _ = message_of(worker, **{name: 5})
         assert 0 < tokens(thought) <= 6, name
 
-    claude = {"model": "m", "messages": ASKED, "max_tokens": 40, "temperature": 0}
+    claude = {"model": "m", "messages": STORY, "max_tokens": 40, "temperature": 0}
 
     def blocks(**thinking: Any) -> dict[str, str]:
-        answer = worker.post("/v1/messages", claude | {"thinking": thinking})
-        assert answer.status_code == 200, answer.text
-        return {b["type"]: b.get("thinking", b.get("text")) for b in answer.json()["content"]}
+        content = worker.answer("/v1/messages", claude | {"thinking": thinking})["content"]
+        return {block["type"]: block.get("thinking", block.get("text")) for block in content}
 
     assert 0 < tokens(blocks(type="enabled", budget_tokens=4)["thinking"]) <= 5
     for off in ("disabled", "between_tools"):
         assert "thinking" not in blocks(type=off), off
 
-    ollama = {"model": "m", "messages": ASKED, "stream": False, "options": OPTIONS}
+    ollama = {"model": "m", "messages": STORY, "stream": False, "options": OPTIONS}
     assert worker.post("/api/chat", ollama).json()["message"]["thinking"]
     silent = worker.post("/api/chat", ollama | {"think": False}).json()["message"]
     assert not silent.get("thinking") and silent["content"]
     for level in ("low", "medium", "high", "max"):
-        answer = worker.post("/api/chat", ollama | {"think": level})
-        assert answer.status_code == 200 and answer.json()["message"]["thinking"], answer.text
+        assert worker.answer("/api/chat", ollama | {"think": level})["message"]["thinking"], level
 
     response = {"model": "m", "input": "Tell a story.", "max_output_tokens": 30, "temperature": 0}
     response["ignore_eos"] = True  # otherwise it may say nothing
@@ -89,7 +85,7 @@ def test_reasoning_is_bounded_or_off_by_each_dialects_own_field(thinking: Worker
     ]
     assert kinds[0][0] == "reasoning" and kinds[1] == ["message"]
 
-    prompt = worker.post("/apply-template", {"messages": ASKED}).json()["prompt"]
+    prompt = worker.post("/apply-template", {"messages": STORY}).json()["prompt"]
     raw = {"prompt": prompt, "max_tokens": 20, "temperature": 0, "ignore_eos": True}
     free = worker.post("/v1/inference", raw).json()
     bounded = worker.post("/v1/inference", raw | {"reasoning_budget": 2}).json()
@@ -111,12 +107,11 @@ def test_the_operators_budget_and_message_hold_unless_a_request_has_its_own(
     assert len(longer) > len(thought) - len(" Enough.") and not longer.endswith("Enough.")
     assert message_of(worker, reasoning_budget=-1)[1] == ""
     # A response's items may be sent back, as in OpenAI's documentation.
-    body = {"input": ASKED, "max_output_tokens": 60}
+    body = {"input": STORY, "max_output_tokens": 60}
     output = worker.post("/v1/responses", body).json()["output"]
     assert output[0]["type"] == "reasoning" and output[0]["content"]
-    turns = body | {"input": [*ASKED, *output, {"role": "user", "content": "Go on."}]}
-    again = worker.post("/v1/responses", turns)
-    assert again.status_code == 200, again.text
+    turns = body | {"input": [*STORY, *output, {"role": "user", "content": "Go on."}]}
+    assert worker.answer("/v1/responses", turns)["output"]
 
 
 @pytest.mark.parametrize("is_ordered", [False, True])

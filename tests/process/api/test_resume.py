@@ -97,8 +97,7 @@ def test_a_resumable_stream_named_like_a_relative_path_is_refused(
     worker: WorkerProcess, name: str
 ) -> None:
     body = {"job_id": name, "prompt": "Once", "max_tokens": 2}
-    with worker.client() as client:
-        refused = client.post("/execute", json=body, headers=RESUME)
+    refused = worker.post("/execute", body, RESUME)
     assert refused.status_code == 400
     assert [fault["field"] for fault in refused.json()["errors"]] == ["job_id"]
     assert worker.post("/execute", body).status_code == 200

@@ -82,11 +82,7 @@ def test_a_token_guards_everything_except_probes_metrics_and_pages(
                     guarded(client, method, path.replace("{model}", "tiny-model"), path in OPEN)
     refused = httpx.post(f"{worker.base_url}/shutdown")
     assert refused.status_code == 401 and worker.is_ready()
-    answer = httpx.post(
-        f"{worker.base_url}/v1/inference",
-        json={"prompt": "Once", "max_tokens": 1},
-        headers=token,
-    )
+    answer = worker.post("/v1/inference", {"prompt": "Once", "max_tokens": 1}, token)
     assert answer.status_code == 200
     assert TOKEN not in worker.stderr + worker.stdout
 
@@ -118,7 +114,7 @@ def test_a_correlation_id_is_cleaned_and_echoed(
     worker: WorkerProcess, name: str, sent: str, echoed: str
 ) -> None:
     for path, body in (("/tokenize", {"content": "a"}), ("/v1/inference", {"prompt": ""})):
-        answer = httpx.post(f"{worker.base_url}{path}", json=body, headers={name: sent})
+        answer = worker.post(path, body, {name: sent})
         assert {answer.headers[each.name] for each in ECHOED_IDS} == {echoed}
 
 
@@ -132,11 +128,7 @@ def test_logs_identify_a_prompt_only_by_its_hash(start_worker: StartWorker) -> N
     texts = []
     for fields in ({}, {"temperature": 7}, {"unknown": CANARY}):
         body = {"prompt": CHAT, "temperature": 0, "max_tokens": 24, **fields}
-        answer = httpx.post(
-            f"{worker.base_url}/v1/inference",
-            json=body,
-            headers={"X-Correlation-Id": "trace-me"},
-        )
+        answer = worker.post("/v1/inference", body, {"X-Correlation-Id": "trace-me"})
         if answer.status_code == 200:
             texts.append(answer.json()["text"])
     messages = [{"role": "user", "content": f"Hello, my name is {CANARY}."}]

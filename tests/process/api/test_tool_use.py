@@ -326,10 +326,7 @@ def test_calls_and_results_are_in_the_prompt(client: OpenAI, worker: WorkerProce
 
 def test_only_allowed_tools_are_in_the_prompt(worker: WorkerProcess) -> None:
     def input_tokens(path: str, **fields: Any) -> int:
-        answer = worker.post(f"{path}/input_tokens", fields)
-        assert answer.status_code == 200, answer.text
-        n_tokens: int = answer.json()["input_tokens"]
-        return n_tokens
+        return int(worker.answer(f"{path}/input_tokens", fields)["input_tokens"])
 
     chat: dict[str, Any] = {"messages": FRANCE}
     alone = input_tokens("/v1/chat/completions", **chat, tools=[LOOK])

@@ -346,13 +346,13 @@ def test_doctor_survives_a_wheel_that_crashes(warm_cache: Path) -> None:
 def test_plan_and_doctor_wait_for_a_driver_as_long_as_the_worker_would(
     warm_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preflight, "SECONDS", 1.0)
+    monkeypatch.setattr(preflight, "SECONDS", 0.5)
     hung = [sys.executable, "-c", "import time; time.sleep(60)"]
     monkeypatch.setattr(preflight, "CHILD", hung)
-    report = diagnose(warm_cache, hung, stall_timeout="3")
+    report = diagnose(warm_cache, hung, stall_timeout="1.5")
     [failed] = [check for check in report.checks if check.status == "failed"]
-    for text in failed.text, plan_refused(warm_cache, stall_timeout="3").message:
-        assert "within 3 seconds" in text and "--stall-timeout" in text
+    for text in failed.text, plan_refused(warm_cache, stall_timeout="1.5").message:
+        assert "within 1.5 seconds" in text and "--stall-timeout" in text
 
 
 def test_doctor_recognises_a_checkpoint_without_converting_it(

@@ -29,8 +29,7 @@ def test_a_model_from_the_hub_is_served_and_survives_an_outage(
 ) -> None:
     hub.repos["o/r"] = Repo({"m.gguf": tiny_gguf}, private=True)
     hub.chunk_delay_seconds = 1.0
-    env = {"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN, "HF_HOME": str(tmp_path / "hf")}
-    cache = tmp_path / "cache"
+    env, cache = {"HF_TOKEN": TOKEN}, tmp_path / "cache"
     ref = f"hf:o/r@{COMMIT}::file=m.gguf"
     worker = start_worker("--model", ref, env=env, cache_dir=cache, wait_ready=False)
     until(
@@ -53,9 +52,8 @@ def test_a_model_from_the_hub_is_served_and_survives_an_outage(
 
 def test_a_failed_download_ends_the_worker_with_code_6(hub: Hub, tmp_path: Path) -> None:
     hub.repos["o/gated"] = Repo({"m.gguf": b"GGUF"}, gated=True)
-    env = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf")}
     ref = "hf:o/gated::file=m.gguf"
-    ended = run_to_exit("--port", "0", "--model", ref, env=env, cache_dir=tmp_path)
+    ended = run_to_exit("--port", "0", "--model", ref, cache_dir=tmp_path)
     assert ended.code == 6
     assert "HF_TOKEN" in ended.sentence
     assert "Traceback" not in ended.stderr
@@ -66,10 +64,8 @@ def test_a_stop_signal_does_not_wait_for_the_download(
 ) -> None:
     hub.repos["o/r"] = Repo({"m.gguf": bytes(30 * 2**20)})
     hub.chunk_delay_seconds = 2.0  # a minute in all
-    env = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf")}
-    worker = start_worker(
-        "--model", "hf:o/r::file=m.gguf", env=env, cache_dir=tmp_path, wait_ready=False
-    )
+    ref = "hf:o/r::file=m.gguf"
+    worker = start_worker("--model", ref, cache_dir=tmp_path, wait_ready=False)
     until(
         lambda: any(path.startswith("/blobs/") for path, _ in hub.bodies()),
         lambda: worker.stderr,
@@ -84,14 +80,13 @@ def test_one_of_several_quantisations_is_chosen_and_logged(
     hub: Hub, tiny_gguf: bytes, start_worker: StartWorker, tmp_path: Path
 ) -> None:
     hub.repos["o/r"] = Repo({"m-Q4_K_M.gguf": b"no model", "m-Q8_0.gguf": tiny_gguf})
-    env = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf")}
-    worker = start_worker("--model", "hf:o/r", env=env, cache_dir=tmp_path / "cache")
+    worker = start_worker("--model", "hf:o/r", cache_dir=tmp_path / "cache")
     (chosen,) = worker.logs("model.quantisation_chosen")
     assert chosen["file"] == "m-Q8_0.gguf" and chosen["others"] == ["Q4_K_M"]
     assert chosen["size_bytes"] == len(tiny_gguf) < chosen["memory_bytes"] / 2
     assert worker.stop() == 0
     guessing = ("--draft", "hf:o/r", "--speculate", "draft")
-    assert shown("plan", tmp_path / "cache", *guessing, env=env)["parts"]["draft"] > 0
+    assert shown("plan", tmp_path / "cache", *guessing)["parts"]["draft"] > 0
     for name, more in (("model", {}), ("draft", {"speculate": "draft"})):
         report = diagnose(tmp_path / "cache", DEAF, **{name: "hf:o/r"}, **more)
         (check,) = (check for check in report.checks if check.name == name)
@@ -107,10 +102,9 @@ def test_a_repositorys_projector_comes_with_its_model(
     text_only = Settings(model=ref, mmproj="none", cache_dir=tmp_path)
     assert asyncio.run(resolve(text_only, ref)).projector is None
     assert not any("mmproj" in path for path, _ in hub.bodies())
-    env = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf")}
     flags = ("--model", ref, "--context-length", "512")
-    worker = start_worker(*flags, env=env, cache_dir=tmp_path)
+    worker = start_worker(*flags, cache_dir=tmp_path)
     assert worker.get("/info").json()["engine"]["projector"]["name"] == "mmproj-F32.gguf"
     assert worker.stop() == 0
-    plan = shown("plan", tmp_path, *flags, env=env)
+    plan = shown("plan", tmp_path, *flags)
     assert plan["parts"]["projector"] > files["mmproj-F32.gguf"].stat().st_size

@@ -24,7 +24,7 @@ from worker.devices.preflight import CHILD
 ADAPTER = DATA / "adapter"
 STORY = "Once upon a time"
 N_TOKENS = 20
-ASKED: list[list[dict[str, Any]]] = [
+ADAPTERS: list[list[dict[str, Any]]] = [
     [],
     [{"id": 0, "scale": 1.0}],
     [{"id": "blue", "scale": 1.0}],
@@ -43,12 +43,9 @@ def worker(share_worker: StartWorker) -> WorkerProcess:
     return share_worker(*flags, can_be_held=True)
 
 
-def completion(worker: WorkerProcess, text: str, **fields: Any) -> dict[str, Any]:
+def completion(worker: WorkerProcess, text: str, **fields: Any) -> Any:
     body = {"prompt": text, "temperature": 0, "max_tokens": N_TOKENS} | fields
-    answer = worker.post("/v1/completions", body)
-    assert answer.status_code == 200, answer.text
-    found: dict[str, Any] = answer.json()
-    return found
+    return worker.answer("/v1/completions", body)
 
 
 def text_of(worker: WorkerProcess, text: str, **fields: Any) -> str:
@@ -58,7 +55,7 @@ def text_of(worker: WorkerProcess, text: str, **fields: Any) -> str:
 def test_sixteen_streams_with_different_adapters_get_the_tokens_that_each_gets_alone(
     worker: WorkerProcess,
 ) -> None:
-    cases = [(prompt(name), lora) for name in ("Ada", "Bo", "Cy", "Di") for lora in ASKED]
+    cases = [(prompt(name), lora) for name in ("Ada", "Bo", "Cy", "Di") for lora in ADAPTERS]
     expected = [alone(worker, text, N_TOKENS, lora=lora) for text, lora in cases]
     assert len({tuple(each.ids) for each in expected}) > 8, "the adapters change what is said"
 
@@ -79,7 +76,7 @@ def assert_same(ids: list[int], whole: Alone) -> None:
 
 
 def test_a_stream_keeps_its_adapters_when_the_engine_dies(worker: WorkerProcess) -> None:
-    text, lora = prompt("Eve"), ASKED[3]
+    text, lora = prompt("Eve"), ADAPTERS[3]
     whole = alone(worker, text, N_TOKENS, lora=lora)
     fields = FIELDS | {"max_tokens": N_TOKENS, "lora": lora}
     with mid_stream(worker, text, **fields) as reading:
@@ -110,7 +107,7 @@ def test_an_adapter_is_a_model_of_every_dialect(worker: WorkerProcess) -> None:
         body = fields | {"model": model, "options": options}
         answer = worker.post("/api/generate", body).json()
         assert (answer["response"], answer["model"]) == (texts[name], f"{name}:latest")
-    body = {"prompt": STORY, "temperature": 0, "n_predict": N_TOKENS, "lora": ASKED[2]}
+    body = {"prompt": STORY, "temperature": 0, "n_predict": N_TOKENS, "lora": ADAPTERS[2]}
     answer = worker.post("/completion", body).json()
     assert answer["content"] == texts["blue"]
     assert answer["generation_settings"]["lora"] == [{"id": 1, "scale": 1.0}]
@@ -135,7 +132,7 @@ def test_an_adapter_is_a_model_of_every_dialect(worker: WorkerProcess) -> None:
 def test_cells_of_other_adapters_are_not_reused(worker: WorkerProcess) -> None:
     text = prompt("Fay") + " walk and to sing and to read all the books that there are in the town."
     cached = {}
-    for number, lora in enumerate([*ASKED, [{"id": 0, "scale": 0.25}], *ASKED]):
+    for number, lora in enumerate([*ADAPTERS, [{"id": 0, "scale": 0.25}], *ADAPTERS]):
         usage = completion(worker, text, lora=lora)["usage"]
         cached[number] = usage["prompt_tokens_details"]["cached_tokens"]
     assert [cached[n] for n in range(5)] == [0] * 5

@@ -11,20 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.conftest import StartWorker
-from tests.support.worker import WorkerProcess, until
 from tests.system.worker.test_embeddings import pooling_gguf
 
 __all__ = ["pooling_gguf"]
 
 BODY = {"model": "pooling", "input": ["One day", "the fox"]}
-
-
-def queued(worker: WorkerProcess, n: int) -> None:
-    def there() -> int:
-        health = worker.get("/health").json()
-        return int(health["queued"] + health["running"])
-
-    until(lambda: there() == n, lambda: f"{there()} and not {n}")
 
 
 def test_a_stalled_embedding_is_served_by_the_next_engine(
@@ -56,27 +47,25 @@ def test_embeddings_are_bounded_cancelled_timed_out_and_drained(
     clients = [socket.create_connection(("127.0.0.1", worker.port)) for _ in range(3)]
     for client in clients:
         client.sendall(request)
-    queued(worker, 3)
+    worker.wait_working(3)
     refused = worker.post("/v1/embeddings", BODY)
     assert refused.status_code == 503 and "Retry-After" in refused.headers
     for client in clients:
         client.close()
-    queued(worker, 0)
+    worker.wait_idle()
     worker.thaw_engine()
     assert worker.post("/v1/embeddings", BODY).status_code == 200
     assert worker.metric('worker_requests_total{outcome="cancelled"}') == 0, "none was accepted"
     assert worker.metric('worker_requests_rejected_total{code="CANCELLED"}') == 0, "nor refused"
     worker.freeze_engine()
-    with worker.client() as in_haste:
-        soon = {"X-Deadline": str(int(time.time() * 1000) + 500)}
-        answer = in_haste.post("/v1/embeddings", json=BODY, headers=soon)
-    assert answer.status_code == 504
+    soon = {"X-Deadline": str(int(time.time() * 1000) + 500)}
+    assert worker.post("/v1/embeddings", BODY, soon).status_code == 504
     worker.thaw_engine()
     assert worker.post("/v1/embeddings", BODY).status_code == 200
     worker.freeze_engine()
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(worker.post, "/v1/embeddings", BODY)
-        queued(worker, 1)
+        worker.wait_working(1)
         worker.signal(signal.SIGTERM)
         worker.wait_status("/ready", 503)
         assert worker.post("/v1/embeddings", BODY).status_code == 503

@@ -68,9 +68,7 @@ def test_many_texts_at_once_have_the_vectors_of_each_alone(pooling: WorkerProces
     texts = [f"{'The fox ran. ' * (n % 7)}{n}" for n in range(510)] + ["", "The fox ran. " * 90]
 
     def embedded(**fields: Any) -> Any:
-        answer = pooling.post("/v1/embeddings", fields)
-        assert answer.status_code == 200, answer.text
-        return answer.json()
+        return pooling.answer("/v1/embeddings", fields)
 
     with ThreadPoolExecutor(1) as pool:
         pending = pool.submit(embedded, input=texts)
@@ -247,9 +245,7 @@ def test_documents_are_ranked(start_worker: StartWorker, tmp_path: Path) -> None
     worker = start_announced(start_worker, "rerank", "--model", str(target), *exact)
 
     def ranked(path: str = "/v1/rerank", **fields: Any) -> Any:
-        answer = worker.post(path, {"query": QUERY, **fields})
-        assert answer.status_code == 200, answer.text
-        return answer.json()
+        return worker.answer(path, {"query": QUERY, **fields})
 
     answer = ranked(documents=DOCUMENTS)
     order = sorted(range(4), key=lambda index: -expected[index])

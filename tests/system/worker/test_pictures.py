@@ -69,9 +69,8 @@ once = pytest.mark.parametrize("seeing", KINDS[:1], indirect=True)
 
 
 def text_of(worker: WorkerProcess, body: dict[str, Any]) -> str:
-    answer = worker.post("/v1/chat/completions", body)
-    assert answer.status_code == 200, answer.text
-    return str(answer.json()["choices"][0]["message"]["content"])
+    answer = worker.answer("/v1/chat/completions", body)
+    return str(answer["choices"][0]["message"]["content"])
 
 
 def asked_template(worker: WorkerProcess, content: list[Any]) -> str:
@@ -203,9 +202,7 @@ def test_all_formats_are_read(seeing: WorkerProcess) -> None:
 def test_a_picture_may_be_larger_than_a_body_of_text(seeing: WorkerProcess) -> None:
     photograph = picture(8, (1600, 1200))
     assert len(photograph) > 5 * 2**20
-    body = question(photograph, max_tokens=1)
-    answer = seeing.post("/v1/chat/completions", body)
-    assert answer.status_code == 200, answer.text
+    assert seeing.answer("/v1/chat/completions", question(photograph, max_tokens=1))["choices"]
     answer = seeing.post("/v1/chat/completions", question(picture(8), "no, " * 2**21))
     assert answer.status_code == 413, answer.text
     assert "bytes besides base64; at most 4194304 are accepted" in answer.json()["error"]["message"]
@@ -275,9 +272,7 @@ def test_pictures_are_counted_that_do_not_fit_into_the_context(seeing: WorkerPro
 
     def counted(n_turns: int) -> int:
         body = {"messages": turns[:n_turns], "model": "x"}
-        answer = seeing.post("/v1/chat/completions/input_tokens", body)
-        assert answer.status_code == 200, answer.text
-        return int(answer.json()["input_tokens"])
+        return int(seeing.answer("/v1/chat/completions/input_tokens", body)["input_tokens"])
 
     one, two, all_of_them = map(counted, (1, 2, 30))
     assert all_of_them > 1024 and abs(all_of_them - one - 29 * (two - one)) < 60
