@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
 
-from tests.support.held import holding
-from tests.support.sse import Stream, collect
+from tests.support.held import holding, mid_stream
+from tests.support.sse import collect
 from tests.support.worker import WorkerProcess, new_job_id
 
 CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
@@ -110,19 +109,17 @@ def test_a_running_job_id_is_refused_and_a_cancel_may_be_repeated(worker: Worker
 
 
 def test_metrics_events_have_speed_and_memory(worker: WorkerProcess) -> None:
-    def run(_: int) -> Stream:
-        return worker.execute("Once", max_tokens=400, ignore_eos=True)
-
-    # Concurrent streams share the engine, so that each takes a while.
-    with ThreadPoolExecutor(6) as pool:
-        streams = [*pool.map(run, range(6))]
-    metrics = [event for stream in streams for event in stream.named("metrics")]
-    assert metrics
     vram_bytes = worker.get("/health").json()["vram_bytes_used"]
-    for event in metrics:
-        assert event["vram_bytes"] == vram_bytes > 0
-        assert event["tokens_out"] > 1 and event["tokens_per_sec"] > 0
-        assert event["decode_time_ms"] > 0 and event["job_id"]
+    with mid_stream(worker, "Once", max_tokens=400, ignore_eos=True) as reading:
+        while b"event: metrics" not in reading.seen:
+            time.sleep(0.1)
+            worker.hold.touch()  # some tokens more
+            reading.seen += next(reading.chunks)
+        worker.hold.unlink()
+        event, *_ = reading.rest().named("metrics")
+    assert event["vram_bytes"] == vram_bytes > 0
+    assert event["tokens_out"] > 1 and event["tokens_per_sec"] > 0
+    assert event["decode_time_ms"] > 0 and event["job_id"]
 
 
 # --- deadlines ---------------------------------------------------------------------------

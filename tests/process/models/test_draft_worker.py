@@ -22,13 +22,13 @@ PROMPT = "1, 2, 3, 4, 5, 6, 7, 8. 1, 2, 3, 4, 5, 6, 7, 8. 1, 2, 3,"
 def test_a_draft_model_is_planned_resident_and_guesses(
     start_worker: StartWorker, warm_cache: Path
 ) -> None:
-    plain = start_worker("--no-mmap", wait_ready=True)
+    plain = start_worker("--no-mmap")
     text = plain.execute(PROMPT, max_tokens=48, temperature=0.0).text
     alone = plain.get("/info").json()
     assert plain.stop() == 0
     assert alone["engine"]["speculation"] == {"kind": "off", "reason": "", "draft": None}
     draft = ("--draft", str(random_model("dense")), "--no-mmap", "--speculate", "auto")
-    worker = start_worker(*draft, wait_ready=True)
+    worker = start_worker(*draft)
     assert worker.execute(PROMPT, max_tokens=48, temperature=0.0).text == text
     info = worker.get("/info").json()
     assert worker.stop() == 0
@@ -57,7 +57,7 @@ def pulses(worker: WorkerProcess) -> tuple[int, ...]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not count")
 def test_the_same_model_guesses_right(start_worker: StartWorker) -> None:
-    worker = start_worker("--draft", "tiny-model", "--speculate", "draft", wait_ready=True)
+    worker = start_worker("--draft", "tiny-model", "--speculate", "draft")
     before = pulses(worker)
     for _ in range(3):
         worker.execute(PROMPT, max_tokens=200, ignore_eos=True, temperature=0.0)
@@ -75,11 +75,11 @@ def test_the_models_own_layers_are_planned_resident_and_guess(
     start_worker: StartWorker, warm_cache: Path
 ) -> None:
     model = ("--model", str(random_model("predicting")), "--no-mmap")
-    plain = start_worker(*model, "--speculate", "off", wait_ready=True)
+    plain = start_worker(*model, "--speculate", "off")
     text = plain.execute(PROMPT, max_tokens=48, ignore_eos=True, temperature=0.0).text
     alone = plain.get("/info").json()
     assert plain.stop() == 0
-    worker = start_worker(*model, "--speculate", "mtp", wait_ready=True)
+    worker = start_worker(*model, "--speculate", "mtp")
     for _ in range(3):
         answer = worker.execute(PROMPT, max_tokens=48, ignore_eos=True, temperature=0.0)
         assert answer.text == text
@@ -101,7 +101,7 @@ def test_a_recurrent_model_is_served_without_guesses_and_says_why(
     start_worker: StartWorker,
 ) -> None:
     model = ("--model", str(random_model("hybrid")), "--draft", str(random_model("dense")))
-    worker = start_worker(*model, "--speculate", "auto", wait_ready=True)
+    worker = start_worker(*model, "--speculate", "auto")
     engine = worker.get("/info").json()["engine"]
     assert engine["speculation"]["kind"] == "off" and "draft" not in engine["plan"]
     (line,) = worker.logs("engine.speculation_off")
