@@ -603,11 +603,11 @@ def test_a_forced_call_that_is_cut_off_is_not_text() -> None:
 
 def test_a_parser_is_reasoning_until_the_end_mark() -> None:
     parser = AnswerParser(conventions_of(None), None)
-    told = []
+    states = []
     for piece in ("<think>", "\nIt", " is </", "think", ">", "\n\n", "Yes"):
         parser.feed(piece)
-        told.append(parser.is_reasoning)
-    assert told == [True] * 4 + [False] * 3
+        states.append(parser.is_reasoning)
+    assert states == [True] * 4 + [False] * 3
 
 
 # --- many log-probabilities ------------------------------------------------------------------
@@ -660,11 +660,11 @@ def test_a_stream_encodes_many_log_probabilities_on_a_thread(
 
     monkeypatch.setattr("worker.api.dialects.openai.stream.completion_logprobs", recorded)
     worker = scripted()
-    asked = {"prompt": "Once", "echo": True, "logprobs": 20, "stream": True}
+    body = {"prompt": "Once", "echo": True, "logprobs": 20, "stream": True}
     for n_tokens in (8, 2000):
         scored = PromptScored(0, scored_pieces([b"a"] * n_tokens, 20))
         worker.supervisor.script = [[Started(0, 0), scored], [Finished(0, "EOS", 0, 1.0)]]
-        answer = httpx.post(f"{worker.base_url}/v1/completions", json=asked)
+        answer = httpx.post(f"{worker.base_url}/v1/completions", json=body)
         first = json.loads(answer.text.split("\n\n")[0].removeprefix("data: "))["choices"][0]
         assert len(first["logprobs"]["tokens"]) == n_tokens and first["text"] == "Once"
     few, many = threads
@@ -712,11 +712,11 @@ def test_prompt_progress_drops_no_log_probabilities() -> None:
 
 def test_log_probabilities_of_reasoning_are_not_in_the_text() -> None:
     """Although the text begins like the end of the reasoning."""
-    thought, said = TokenLogprob(1, b"a", -1.0), TokenLogprob(1, b"a", -2.0)
+    thought, of_text = TokenLogprob(1, b"a", -1.0), TokenLogprob(1, b"a", -2.0)
     choice = Choice(0, cast("Job", None))
-    for delta in (Text("", (thought,)), Reasoning("a"), Text("", (said,)), Text("aa", ())):
+    for delta in (Text("", (thought,)), Reasoning("a"), Text("", (of_text,)), Text("aa", ())):
         choice.add(delta)
-    assert choice.blocks[-1].scores == [said]
+    assert choice.blocks[-1].scores == [of_text]
 
 
 def test_log_probabilities_of_withheld_text_wait_for_it() -> None:

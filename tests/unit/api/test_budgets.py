@@ -41,10 +41,10 @@ def answer_to(engine: RealEngine, family: str, **fields: Any) -> tuple[Message, 
     served = replace(served, model=replace(served.model, metadata=metadata))
     state = ScriptedWorker(Settings(), served).state
     inference = inference_of(read_chat(ChatBody.model_validate(BODY | fields), state), state, None)
-    [asked] = inference.requests
-    assert isinstance(asked.prompt, ChatPrompt)
-    prompt = compiled(family).read(asked.prompt).text()
-    reasoning = asked.sampling.reasoning
+    [request] = inference.requests
+    assert isinstance(request.prompt, ChatPrompt)
+    prompt = compiled(family).read(request.prompt).text()
+    reasoning = request.sampling.reasoning
     request_id = engine.submit(
         prompt, max_tokens=48, ignore_eos=True, logprobs=0, reasoning=reasoning
     )
@@ -68,5 +68,5 @@ def test_a_budget_is_kept_to_the_token_by_every_family(engine: RealEngine, famil
         silent, _ = answer_to(engine, family, **nothing)
         assert silent.content and not silent.reasoning, nothing
     words = " I have thought enough."
-    told, _ = answer_to(engine, family, reasoning_budget=3, reasoning_budget_message=words)
-    assert told.reasoning.endswith(words.rstrip())
+    message, _ = answer_to(engine, family, reasoning_budget=3, reasoning_budget_message=words)
+    assert message.reasoning.endswith(words.rstrip())

@@ -46,8 +46,8 @@ def test_missing_arguments_of_a_call_are_an_empty_object() -> None:
     for name in NAMES:
         template = compiled(name)
         whole = template.read(chat(arguments="{}")).text()
-        for given in ({"arguments": ""}, {"arguments": None}, {}):
-            assert template.read(chat(**given)).text() == whole, (name, given)
+        for fields in ({"arguments": ""}, {"arguments": None}, {}):
+            assert template.read(chat(**fields)).text() == whole, (name, fields)
 
 
 def test_items_of_a_response_become_a_chat() -> None:
@@ -80,12 +80,15 @@ def test_items_of_a_response_become_a_chat() -> None:
         assistant("An a."),
         assistant("So there."),
     ]
-    asked: dict[str, Any] = {
+    expected: dict[str, Any] = {
         "messages": messages,
         "tools": [{"type": "function", "function": look}],
     }
-    asked |= {"tool_choice": {"type": "function", "function": {"name": "look"}}, "verbosity": "low"}
-    chat, same = chat_of_response(body), chat_of_openai(ChatBody.model_validate(asked))
+    expected |= {
+        "tool_choice": {"type": "function", "function": {"name": "look"}},
+        "verbosity": "low",
+    }
+    chat, same = chat_of_response(body), chat_of_openai(ChatBody.model_validate(expected))
     assert replace(chat_prompt(chat, STATE), field="messages") == chat_prompt(same, STATE)
     assert chat.tool_choice == OneTool("look", "tool_choice.name")
 
@@ -109,8 +112,8 @@ def test_tools_among_the_items_of_a_response_are_offered() -> None:
     tools = [function("look", description="Old"), function("feel")]
     body = ResponsesBody.model_validate({"input": items, "tools": tools})
     chat = chat_of_response(body)
-    told = {tool.name: tool.description for tool in chat.tools}
-    assert told == {"feel": None, "look": "New", "mail__send": None, "listen": None}
+    descriptions = {tool.name: tool.description for tool in chat.tools}
+    assert descriptions == {"feel": None, "look": "New", "mail__send": None, "listen": None}
     assert [message.content for message in chat.messages] == [("Look!",)]
     body = ResponsesBody.model_validate({"input": items[:1]})
     with pytest.raises(InvalidRequest, match="input must have an item besides additional_tools"):
@@ -119,8 +122,8 @@ def test_tools_among_the_items_of_a_response_are_offered() -> None:
 
 def test_a_refusal_is_the_text_of_its_message() -> None:
     refused = {"role": "assistant", "content": None, "refusal": "I cannot."}
-    *_, told = prompt_of(user("Fly!"), refused, user("Why?")).messages[:2]
-    assert told == assistant("I cannot.")
+    *_, message = prompt_of(user("Fly!"), refused, user("Why?")).messages[:2]
+    assert message == assistant("I cannot.")
 
 
 @pytest.mark.parametrize(("follows", "n_messages"), [([], 3), ([user("And?")], 3)])
@@ -233,8 +236,8 @@ def test_a_tool_reference_becomes_the_tools_name() -> None:
     use = {"type": "tool_use", "id": "1", "name": "find", "input": {}}
     results = [{"type": "tool_result", "tool_use_id": "1", "content": found}]
     turns = [user("Find!"), {"role": "assistant", "content": [use]}, user(results)]
-    *_, told = chat_of(PromptBody.model_validate({"messages": turns})).messages
-    assert told.content == ("look\n\nlisten",)
+    *_, result = chat_of(PromptBody.model_validate({"messages": turns})).messages
+    assert result.content == ("look\n\nlisten",)
 
 
 @pytest.mark.parametrize(

@@ -248,11 +248,11 @@ def serve_until_killed(port: multiprocessing.connection.Connection) -> None:
 def test_what_came_while_the_worker_was_paused_is_read_first() -> None:
     """After `docker unpause`, a client that has sent everything in time gets its answer."""
     spawning = multiprocessing.get_context("spawn")
-    ours, theirs = spawning.Pipe()
-    server = spawning.Process(target=serve_until_killed, args=[theirs], daemon=True)
+    parent, child = spawning.Pipe()
+    server = spawning.Process(target=serve_until_killed, args=[child], daemon=True)
     server.start()
     assert server.pid is not None
-    address = ("127.0.0.1", ours.recv())
+    address = ("127.0.0.1", parent.recv())
     post = LAST.replace(b"GET", b"POST")[:-2] + b"Content-Length: 1\r\n\r\n"
     cases = [(b"", LAST), (LAST[:9], LAST[9:]), (post, b"1"), (GET, LAST)]
     with ExitStack() as clients:
@@ -350,10 +350,10 @@ def test_a_request_to_upgrade_is_answered_in_http_1_1(
         one = method + lines + b"Connection: " + wanted + b"\r\n\r\n" + body
         return asyncio.run(exchanged(one * 2 + last, size=size))
 
-    asked = answer(b"Upgrade")
-    assert asked == answer(b"keep-alive")
+    upgraded = answer(b"Upgrade")
+    assert upgraded == answer(b"keep-alive")
     is_coded = framed in ("coded chunks", "no known end")
-    assert statuses(asked) == ([b"501"] if is_coded else [b"200"] * 3)
+    assert statuses(upgraded) == ([b"501"] if is_coded else [b"200"] * 3)
 
 
 def test_a_trailer_is_not_added_to_the_headers() -> None:
@@ -456,11 +456,11 @@ async def test_a_client_that_has_read_everything_is_not_watched() -> None:
 @pytest.mark.parametrize("version", [b"1.0", b"0.9"])
 def test_a_client_that_knows_no_chunks_gets_none(version: bytes, lines: bytes) -> None:
     head = b"POST /echo HTTP/" + version + b"\r\n" + lines + b"Content-Length: 3\r\n\r\nabc"
-    told, _, body = asyncio.run(exchanged(head)).partition(b"\r\n\r\n")
-    assert b"connection: close" in told and b"transfer-encoding" not in told
+    reply, _, body = asyncio.run(exchanged(head)).partition(b"\r\n\r\n")
+    assert b"connection: close" in reply and b"transfer-encoding" not in reply
     assert body.startswith(b"[abc|") and body.endswith(b"]x")
-    told, _, body = asyncio.run(exchanged(head.replace(b"POST", b"HEAD"))).partition(b"\r\n\r\n")
-    assert told.startswith(b"HTTP/1.1 200") and body == b""
+    reply, _, body = asyncio.run(exchanged(head.replace(b"POST", b"HEAD"))).partition(b"\r\n\r\n")
+    assert reply.startswith(b"HTTP/1.1 200") and body == b""
 
 
 def statuses(answers: bytes) -> list[bytes]:

@@ -74,17 +74,17 @@ CHATS = st.fixed_dictionaries(
 )
 
 
-@given(asked=CHATS)
-def test_a_chat_is_read_alike_for_rendering_and_for_an_answer(asked: dict[str, Any]) -> None:
+@given(chat=CHATS)
+def test_a_chat_is_read_alike_for_rendering_and_for_an_answer(chat: dict[str, Any]) -> None:
     def prompt(chat_of: Any) -> ChatPrompt | str:
         try:
             return chat_prompt(chat_of(), STATE)
         except InvalidRequest as refused:
             return refused.message
 
-    answered = prompt(lambda: chat_of(ChatBody.model_validate(asked)))
+    answered = prompt(lambda: chat_of(ChatBody.model_validate(chat)))
     for body in (ReasoningChatFields, TokenizeBody):
-        assert prompt(lambda body=body: body.model_validate(asked).reasoning_chat()) == answered
+        assert prompt(lambda body=body: body.model_validate(chat).reasoning_chat()) == answered
 
 
 # --- one request in four dialects -----------------------------------------------------------------
@@ -137,8 +137,8 @@ def as_response(body: Fields) -> Fields:
     items: list[Fields] = []
     for message in body["messages"]:
         if message["role"] == "tool":
-            told = {"call_id": message["tool_call_id"], "output": message["content"]}
-            items.append({"type": "function_call_output", **told})
+            output = {"call_id": message["tool_call_id"], "output": message["content"]}
+            items.append({"type": "function_call_output", **output})
             continue
         if thought := message.get("reasoning_content"):
             part = {"type": "reasoning_text", "text": thought}
@@ -167,8 +167,8 @@ def as_message(body: Fields) -> Fields:
             case "system":
                 found["system"] = message["content"]
             case "tool":
-                told = {"tool_use_id": message["tool_call_id"], "content": message["content"]}
-                turns.append(user([{"type": "tool_result", **told}]))
+                result = {"tool_use_id": message["tool_call_id"], "content": message["content"]}
+                turns.append(user([{"type": "tool_result", **result}]))
             case role:
                 blocks = []
                 if thought := message.get("reasoning_content"):
@@ -176,8 +176,8 @@ def as_message(body: Fields) -> Fields:
                 if message["content"] is not None:
                     blocks.append({"type": "text", "text": message["content"]})
                 for each in message.get("tool_calls", ()):
-                    name, given = each["function"]["name"], each["function"]["arguments"]
-                    use = {"id": each["id"], "name": name, "input": json.loads(given)}
+                    name, arguments = each["function"]["name"], each["function"]["arguments"]
+                    use = {"id": each["id"], "name": name, "input": json.loads(arguments)}
                     blocks.append({"type": "tool_use", **use})
                 turns.append({"role": role, "content": blocks})
     found |= {"messages": turns, "stop_sequences": body.get("stop", [])}
@@ -232,14 +232,14 @@ def asked_by(
 ) -> tuple[Any, ...]:
     """Return the engine's request for a body, and how the answer is read."""
     inference = inference_of(read(model.model_validate(body), state), state, None)
-    [asked] = inference.requests
-    assert isinstance(asked.prompt, ChatPrompt) and inference.parser_of is not None
-    text = template.read(asked.prompt).text()
+    [request] = inference.requests
+    assert isinstance(request.prompt, ChatPrompt) and inference.parser_of is not None
+    text = template.read(request.prompt).text()
     # Ollama's penalties count as many tokens as llama.cpp's; format fields differ.
-    form = asked.sampling.constraint and structs.replace(asked.sampling.constraint, field="")
-    sampling = structs.replace(asked.sampling, repeat_last_n=64, constraint=form)
+    form = request.sampling.constraint and structs.replace(request.sampling.constraint, field="")
+    sampling = structs.replace(request.sampling, repeat_last_n=64, constraint=form)
     use = inference.parser_of("")._use
-    return text, structs.replace(asked, job_id="", prompt="", sampling=sampling), use
+    return text, structs.replace(request, job_id="", prompt="", sampling=sampling), use
 
 
 @settings(max_examples=20, deadline=None)
@@ -282,19 +282,19 @@ def reasoning(template: str, *places: Fields) -> tuple[ReasoningChoice, dict[str
     served = SimpleNamespace(has_chat_template=True, chat_template=template)
     state = cast(AppState, SimpleNamespace(served=served, settings=settings))
     named = {name.replace("thinking_b", "reasoning_b"): value for name, value in fields.items()}
-    asked = {"messages": [user("Hi")], "chat_template_kwargs": kwargs, **named}
-    chat = chat_of(ChatBody.model_validate(asked))
+    body = {"messages": [user("Hi")], "chat_template_kwargs": kwargs, **named}
+    chat = chat_of(ChatBody.model_validate(body))
     return reasoning_of(chat, state), dict(chat_prompt(chat, state).template_kwargs or {})
 
 
-@given(template=TEMPLATES, said=SOME_REASONING)
-def test_a_field_of_reasoning_equals_its_template_variable(template: str, said: Fields) -> None:
-    by_field, by_variable = reasoning(template, said), reasoning(template, {}, said)
+@given(template=TEMPLATES, fields=SOME_REASONING)
+def test_a_field_of_reasoning_equals_its_template_variable(template: str, fields: Fields) -> None:
+    by_field, by_variable = reasoning(template, fields), reasoning(template, {}, fields)
     assert by_field[0] == by_variable[0]
     named = by_field[1]
     assert named == {name: by_variable[1][name] for name in named}
-    if said.get("thinking_budget", 0) == 0:  # as a flag, -1 is unset, and more is a limit
-        assert reasoning(template, {}, {}, said)[0] == by_field[0]
+    if fields.get("thinking_budget", 0) == 0:  # as a flag, -1 is unset, and more is a limit
+        assert reasoning(template, {}, {}, fields)[0] == by_field[0]
 
 
 @given(

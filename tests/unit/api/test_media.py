@@ -45,14 +45,14 @@ def got(
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The resolved names, which all have the same public address."""
-    asked: list[str] = []
+    hosts: list[str] = []
 
     async def resolved(self: Any, host: str, port: int, **_: Any) -> list[Any]:
-        asked.append(host)
+        hosts.append(host)
         return [(0, 0, 0, "", (PUBLIC, port))]
 
     monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", resolved)
-    return asked
+    return hosts
 
 
 @pytest.mark.parametrize(
@@ -171,10 +171,10 @@ def test_unusable_answers_of_a_host_are_refused(
         got("http://pictures.example/", answer=lambda _: answer)
 
 
-@pytest.mark.parametrize("given", ["a/b", "http://a", "a:x", "a:99999", "u@a", "::1"])
-def test_an_invalid_media_host_is_a_config_error(given: str) -> None:
+@pytest.mark.parametrize("host", ["a/b", "http://a", "a:x", "a:99999", "u@a", "::1"])
+def test_an_invalid_media_host_is_a_config_error(host: str) -> None:
     with pytest.raises(ConfigError, match="HOST or HOST:PORT"):
-        Settings.load("cpu", {"allow_media_host": [given]})
+        Settings.load("cpu", {"allow_media_host": [host]})
 
 
 def test_hosts_are_names_or_addresses_with_or_without_a_port() -> None:

@@ -45,13 +45,13 @@ SUM += 'term ::= num | "(" ws expr ")" ws\n'
 SUM += "num ::= [0-9]+ ws\nws ::= [ \\t\\n]*\n"
 
 
-def follows(asked: Format, text: str) -> bool:
-    return accepts(constrain(asked).constraint.grammar, text)
+def follows(form: Format, text: str) -> bool:
+    return accepts(constrain(form).constraint.grammar, text)
 
 
-def fault_of(asked: Format) -> Fault:
+def fault_of(form: Format) -> Fault:
     with pytest.raises(InvalidRequest) as refused:
-        constrain(asked)
+        constrain(form)
     fault: Fault
     (fault,) = refused.value.details["errors"]
     return fault
@@ -76,8 +76,8 @@ def fault_of(asked: Format) -> Fault:
     ],
 )
 def test_a_grammar_is_followed(text: str, good: str, bad: str) -> None:
-    asked = Grammar(text, "grammar")
-    assert follows(asked, good) and not follows(asked, bad)
+    grammar = Grammar(text, "grammar")
+    assert follows(grammar, good) and not follows(grammar, bad)
 
 
 OF_LLAMA_CPP = {
@@ -95,8 +95,8 @@ OF_LLAMA_CPP = {
 @pytest.mark.parametrize("name", OF_LLAMA_CPP)
 def test_a_grammar_of_llama_cpp_is_followed(name: str) -> None:
     text = (sdist.unpacked(pins()) / f"vendor/llama.cpp/grammars/{name}.gbnf").read_text()
-    asked = Grammar(text, "grammar")
-    assert follows(asked, OF_LLAMA_CPP[name]) and not follows(asked, OF_LLAMA_CPP[name] + "\0")
+    grammar = Grammar(text, "grammar")
+    assert follows(grammar, OF_LLAMA_CPP[name]) and not follows(grammar, OF_LLAMA_CPP[name] + "\0")
 
 
 @pytest.mark.parametrize(
@@ -184,8 +184,8 @@ def test_a_hostile_grammar_takes_no_time(text: str) -> None:
 
 
 def test_a_regular_expression_holds_for_the_whole_text() -> None:
-    asked = Expression(r"a/b|\d{2}\/[^\n]", "guided_regex")
-    assert follows(asked, "a/b") and follows(asked, "42/x") and not follows(asked, "xa/b")
+    form = Expression(r"a/b|\d{2}\/[^\n]", "guided_regex")
+    assert follows(form, "a/b") and follows(form, "42/x") and not follows(form, "xa/b")
     for pattern in ("a" * 5000, ""):
         assert fault_of(Expression(pattern, "guided_regex"))["field"] == "guided_regex"
     bad = constrain(Expression("(?=a)", "guided_regex")).constraint
@@ -203,16 +203,16 @@ def forced(definition: str, syntax: Any = "lark") -> ForcedCalls:
 def test_a_call_of_a_custom_tool_beside_a_schema_follows_its_form() -> None:
     edit, free = *forced("[a-c]+", "regex").tools, Tool("free", "t")
     for tools in ((edit, free), (edit,)):
-        asked = JsonSchema({"type": "null"}, "s", strict=True, calls=tools)
+        schema = JsonSchema({"type": "null"}, "s", strict=True, calls=tools)
         call = '{"name": "%s", "arguments": %s}'
-        assert follows(asked, call % ("edit", '{"input": "abc"}')) and follows(asked, "null")
-        assert not follows(asked, call % ("edit", '{"input": "abd"}'))
-        assert follows(asked, call % ("free", '{"any": 1}')) is (free in tools)
+        assert follows(schema, call % ("edit", '{"input": "abc"}')) and follows(schema, "null")
+        assert not follows(schema, call % ("edit", '{"input": "abd"}'))
+        assert follows(schema, call % ("free", '{"any": 1}')) is (free in tools)
     open_form = forced("(?=a)", "regex").tools
-    asked = JsonSchema({"type": "null"}, "s", strict=True, calls=open_form)
-    assert constrain(asked).not_enforced == ("tools[0].format",), "strict is about the schema"
+    schema = JsonSchema({"type": "null"}, "s", strict=True, calls=open_form)
+    assert constrain(schema).not_enforced == ("tools[0].format",), "strict is about the schema"
     with pytest.raises(InvalidRequest):
-        constrain(asked, strict=True)
+        constrain(schema, strict=True)
 
 
 PATCH = """
@@ -275,11 +275,11 @@ def test_a_forced_call_of_a_custom_tool_follows_its_format(
     ],
 )  # fmt: skip
 def test_a_format_that_cannot_be_enforced_is_named_and_strict_refuses_it(form: str) -> None:
-    asked, began = forced(form), time.process_time()
-    assert constrain(asked).not_enforced == ("tools[0].format",)
+    schema, began = forced(form), time.process_time()
+    assert constrain(schema).not_enforced == ("tools[0].format",)
     assert clock.within(time.process_time() - began, 0.15)
     with pytest.raises(InvalidRequest, match=r"tools\[0\].format cannot be enforced"):
-        constrain(asked, strict=True)
+        constrain(schema, strict=True)
 
 
 @pytest.mark.parametrize(
@@ -368,10 +368,10 @@ PIECES = r"a é . \w \x{4e00} [a-z] [^a] [x] [ ] ( ) (?: | * + ? {2} {30} {700,}
 @settings(max_examples=300, deadline=None)
 @given(text=st.lists(st.sampled_from([*PIECES.split(), "{", "\\", "(?x)", "#", "/"])).map("".join))
 def test_an_expression_is_refused_or_compiles_at_once(text: str) -> None:
-    for asked in (Expression(text, "g"), Grammar(f"start: T\nT: /{text}/{{3}}", "g")):
+    for form in (Expression(text, "g"), Grammar(f"start: T\nT: /{text}/{{3}}", "g")):
         began = time.process_time()
         with suppress(InvalidRequest):
-            answer(constrain(asked).constraint.grammar, seed=1, max_bytes=1, field="g")
+            answer(constrain(form).constraint.grammar, seed=1, max_bytes=1, field="g")
         assert clock.within(time.process_time() - began, 0.4)
 
 
@@ -409,7 +409,7 @@ def test_an_ambiguous_grammar_is_given_up_at_once() -> None:
 
 
 def test_a_choice_is_one_of_its_texts() -> None:
-    asked = Choices(('say "hi"', "né\n", "né"), "guided_choice")
-    assert follows(asked, 'say "hi"') and follows(asked, "né\n") and not follows(asked, "n")
+    choices = Choices(('say "hi"', "né\n", "né"), "guided_choice")
+    assert follows(choices, 'say "hi"') and follows(choices, "né\n") and not follows(choices, "n")
     for texts in ((), ("a",) * 2000):
         assert fault_of(Choices(texts, "guided_choice"))["field"] == "guided_choice"

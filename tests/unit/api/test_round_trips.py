@@ -166,10 +166,10 @@ def test_a_call_is_read_as_its_template_writes_it(
         assert message.named == expected, output
     if reasoning and reasoning in output.output:
         assert message.reasoning == reasoning, output
-    said = content if content is not None and content in output.output else ""
+    text = content if content is not None and content in output.output else ""
     if expected and not message.named:  # unparsable output is text, unchanged
-        said = output.output.rpartition(conventions(name).thinking.end)[2].strip()
-    assert TURNS.sub("", message.content).strip() == said, output
+        text = output.output.rpartition(conventions(name).thinking.end)[2].strip()
+    assert TURNS.sub("", message.content).strip() == text, output
 
 
 @pytest.mark.parametrize("name", sorted(set(NAMES) - WRITE_NO_CALLS))
@@ -209,8 +209,8 @@ def test_a_text_argument_may_hold_what_begins_an_argument(name: str) -> None:
     tags = [form.arguments for form in conventions(name).calls.forms]
     flat = [each for each in tags if isinstance(each, Tags) and not each.nested]
     for header, end in (argument for each in flat for argument in each.arguments):
-        given = "".join({"{key}": "path", "{type}": "true"}.get(p, p) for p in header.parts)
-        for begin in (header.texts[0], given.replace("~", "")):
+        written = "".join({"{key}": "path", "{type}": "true"}.get(p, p) for p in header.parts)
+        for begin in (header.texts[0], written.replace("~", "")):
             arguments = {"path": "a", "text": f"a{end}\n{begin} b"}
             output = call_of(name, [arguments], None, None)
             for cuts in ([1], []):
@@ -278,8 +278,8 @@ def test_no_output_loses_or_gains_a_character(
     message = message_of(deltas)
     assert message.without_ids == message_of(read(name, output, cuts, use)).without_ids
     if not message.calls and (use is None or not use.forced):
-        told = "".join(each.text for each in deltas if isinstance(each, Text | Reasoning))
-        assert essence(name, told) == essence(name, output.output, output.prompt)
+        forwarded = "".join(each.text for each in deltas if isinstance(each, Text | Reasoning))
+        assert essence(name, forwarded) == essence(name, output.output, output.prompt)
 
 
 @pytest.mark.parametrize("name", KINDS)

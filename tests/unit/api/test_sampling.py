@@ -140,8 +140,8 @@ def test_llama_server_s_numbers_beyond_their_range_are_clamped(
 @open_ones
 def test_numbers_below_their_lowest_value_mean_off(dialect: Dialect) -> None:
     below = [known for known in NUMBERS if known.range[0] < known.low]
-    given = dialect.sampling(**{known.name: known.range[0] for known in below})
-    assert below and all(getattr(given, known.name) == known.default for known in below)
+    sampling = dialect.sampling(**{known.name: known.range[0] for known in below})
+    assert below and all(getattr(sampling, known.name) == known.default for known in below)
 
 
 @dialects
@@ -437,8 +437,8 @@ def test_an_item_updates_the_settings_of_a_response() -> None:
         {"reasoning": {"effort": "high"}},
     ]
     items = [{"type": "configuration_update", **update} for update in updates]
-    asked = {"text": {"format": {"type": "json_object"}}, "reasoning": {"effort": "medium"}}
-    found = OPEN[2].read(OPEN[2].body(input=[*USER, *items], **asked), STATE)
+    settings = {"text": {"format": {"type": "json_object"}}, "reasoning": {"effort": "medium"}}
+    found = OPEN[2].read(OPEN[2].body(input=[*USER, *items], **settings), STATE)
     assert found.input.reasoning.effort == "high" and len(found.input.messages) == 1
     assert found.input.template_variables == {"verbosity": "low"}
     assert [form.path for form in found.formats] == ["input[1].text.format.schema"]

@@ -46,8 +46,8 @@ async def test_kept_short_streams_are_bounded_and_looked_up_in_order() -> None:
     streams = Streams(Settings(resume_mib=1))
     for index in range(100):
         await kept(streams, f"a{index % 90}::m", f"a::b{index}::c", n_bytes=1)
-    asked = (["a95::m"], ["a5", "a9", "", "a"], ["a::b99", "a::b0"])
-    none, firsts, whole = ([name for name, _ in streams.named("o", ids)] for ids in asked)
+    lookups = (["a95::m"], ["a5", "a9", "", "a"], ["a::b99", "a::b0"])
+    none, firsts, whole = ([name for name, _ in streams.named("o", ids)] for ids in lookups)
     n_kept = sum(name.startswith("a::b") for name in firsts)
     assert n_kept == 1024 * 1024 // LEAST_BYTES
     assert (none, firsts[:2], whole) == ([], ["a5::m", "a9::m"], ["a::b99::c"])

@@ -350,8 +350,8 @@ def test_every_dialects_answers_are_read() -> None:
     kinds: list[type[Answer[Any]]] = [*Answer.__subclasses__()]
     for kind in kinds:
         kinds += kind.__subclasses__()
-    ours = {k for k in kinds if k.__module__.startswith("worker.api.dialects.")}
-    assert {k for k in ours if not isabstract(k)} <= {client.answer for client in CLIENTS.values()}
+    own = {k for k in kinds if k.__module__.startswith("worker.api.dialects.")}
+    assert {k for k in own if not isabstract(k)} <= {client.answer for client in CLIENTS.values()}
 
 
 WORDS = st.text(alphabet="aé\n <{\"'&字", max_size=12)
@@ -419,15 +419,15 @@ def arrivals(draw: st.DrawFn) -> list[Frame]:
 
 def answer_of(client: Client) -> Answer[Any]:
     body = client.model.model_validate(client.fields)
-    asked = replace(client.read(body, STATE), streams=True)
-    inference = inference_of(asked, STATE, None)
+    request = replace(client.read(body, STATE), streams=True)
+    inference = inference_of(request, STATE, None)
     choices = []
     for index, work in enumerate(inference.requests):
         job = Job(index, work, STATE.metrics, lambda job, error: None)
         job.accept(Accepted(index, 3))
-        echo = "Once" if asked.echo else ""
+        echo = "Once" if request.echo else ""
         choices.append(Choice(index, job, inference.parser_of, echo))
-    return client.answer(body, asked, choices, STATE)
+    return client.answer(body, request, choices, STATE)
 
 
 def streamed(answer: Answer[Any], frames: Iterable[Frame]) -> list[bytes]:
@@ -444,16 +444,16 @@ def streamed(answer: Answer[Any], frames: Iterable[Frame]) -> list[bytes]:
     return asyncio.run(chunks())
 
 
-def sent_to(asked: Generate, events: list[StreamEvent]) -> list[StreamEvent]:
+def sent_to(request: Generate, events: list[StreamEvent]) -> list[StreamEvent]:
     """Return the events as the engine sends them, with log-probabilities only if requested."""
     sent: list[StreamEvent] = []
     for event in events:
         match event:
-            case PromptScored() if asked.prompt_logprobs is None:
+            case PromptScored() if request.prompt_logprobs is None:
                 continue
-            case Token() if asked.sampling.logprobs is None:
+            case Token() if request.sampling.logprobs is None:
                 sent.append(structs.replace(event, logprobs=()))
-            case Finished() if asked.sampling.logprobs is None:
+            case Finished() if request.sampling.logprobs is None:
                 sent.append(structs.replace(event, logprobs=()))
             case _:
                 sent.append(event)
@@ -548,8 +548,8 @@ def test_arguments_that_are_not_json_arrive_inside_an_object(
     called = f'<tool_call>{{"name": "get_time", "arguments": {written}}}</tool_call>'
     events: list[StreamEvent] = [Started(0, 1), Token(0, called, (1,)), Finished(0, "EOS", 1, 1.0)]
     ollama, anthropic = answer_of(CLIENTS["ollama's chat"]), answer_of(CLIENTS["messages"])
-    told = [join_ollama(b"".join(streamed(ollama, [(0, events)]))), whole_ollama(ollama.whole())]
-    found = [call["function"]["arguments"] for (_, _, calls, _), *_ in told for call in calls]
+    answers = [join_ollama(b"".join(streamed(ollama, [(0, events)]))), whole_ollama(ollama.whole())]
+    found = [call["function"]["arguments"] for (_, _, calls, _), *_ in answers for call in calls]
     message = join_message(b"".join(streamed(anthropic, [(0, events)])))
     found += [block["input"] for block in message["content"]]
     found += [block["input"] for block in anthropic.whole()["content"]]
@@ -592,9 +592,9 @@ def test_a_response_fails_with_a_code_that_openai_s_types_know(kind: type[Worker
     error = kind("No.", prompt_tokens=9, context_length=8)
     stream = b"".join(streamed(answer_of(CLIENTS["responses"]), [(0, [Failed(0, error)])]))
     for event in (stream, ResponseAnswer.form.failure(error, b"", b"")):
-        told = ResponseError.model_validate(named(event)[-1]["response"]["error"], strict=True)
-        assert told.code == ("invalid_prompt" if kind.status < 499 else "server_error")
-        assert told.to_dict()["type"] == kind.code.lower()
+        failure = ResponseError.model_validate(named(event)[-1]["response"]["error"], strict=True)
+        assert failure.code == ("invalid_prompt" if kind.status < 499 else "server_error")
+        assert failure.to_dict()["type"] == kind.code.lower()
 
 
 def test_a_response_has_the_scores_of_its_text_s_own_tokens() -> None:

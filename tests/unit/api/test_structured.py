@@ -192,17 +192,17 @@ def damaged(draw: st.DrawFn) -> Any:
 def check_a_schema(schema: Any, seed: int) -> None:
     """Walk through a schema's answers; each must be valid under the enforced part."""
     try:
-        asked = constrain(JsonSchema(schema, "s"))
+        constrained = constrain(JsonSchema(schema, "s"))
     except InvalidRequest:
         assume(False)
     try:
-        found = answer(asked.constraint.grammar, seed, max_bytes=150)
+        found = answer(constrained.constraint.grammar, seed, max_bytes=150)
     except InvalidRequest as error:
         assert error.details["field"] == "s"  # no value is valid, or it is too large
         return
     if found is not None:
         value = json.loads(found)
-        promised = without(schema, asked.not_enforced)
+        promised = without(schema, constrained.not_enforced)
         jsonschema.validate(value, promised, cls=jsonschema.Draft202012Validator)
 
 
@@ -431,11 +431,11 @@ def test_what_is_not_enforced_is_named_and_strict_refuses_it(schema: Any, path: 
     grammar, not_enforced = enforced(schema)
     assert not_enforced == (path,)
     assert answer(grammar, seed=1, max_bytes=50) != ""
-    for asked, strict, remedy in (
+    for form, strict, remedy in (
         (JsonSchema(schema, "s"), True, "leave it out"),  # the worker is strict
         (JsonSchema(schema, "s", strict=True), False, "leave it out, or ask without strict"),
     ):
         with pytest.raises(InvalidRequest) as refused:
-            constrain(asked, strict=strict)
+            constrain(form, strict=strict)
         [fault] = refused.value.details["errors"]
         assert fault["field"] == path and fault["message"].endswith(f"enforced; {remedy}")
