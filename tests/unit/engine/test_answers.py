@@ -39,11 +39,11 @@ def test_the_tokens_of_a_stop_that_the_end_completes_come_with_the_end() -> None
     for token in b"ab\xe2":
         assert answers.take(sequence, 0, token, events) is None
     answers.finish(sequence, "EOS", None, 1.0, events)
-    told, end = events
-    assert isinstance(told, Token)
+    first, end = events
+    assert isinstance(first, Token)
     assert isinstance(end, Finished)
-    assert (told.text, told.token_ids, end.token_ids) == ("a", tuple(b"a"), tuple(b"b\xe2"))
-    assert len(told.logprobs) == 1
+    assert (first.text, first.token_ids, end.token_ids) == ("a", tuple(b"a"), tuple(b"b\xe2"))
+    assert len(first.logprobs) == 1
     assert not end.logprobs
 
 

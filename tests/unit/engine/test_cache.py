@@ -31,9 +31,9 @@ _ids = count()
 
 
 def limits_of(n_slots: int = 4, **more: Any) -> Limits:
-    given: dict[str, Any] = dict(n_cells=1000, batch=512, prefill_budget=512)
-    given |= {"memory_bytes": 10_000, "cell_bytes": 2.0} | more
-    return Limits(n_slots=n_slots, **given)
+    numbers: dict[str, Any] = dict(n_cells=1000, batch=512, prefill_budget=512)
+    numbers |= {"memory_bytes": 10_000, "cell_bytes": 2.0} | more
+    return Limits(n_slots=n_slots, **numbers)
 
 
 def cache_of(n_slots: int = 4, **more: Any) -> Cache:
@@ -43,7 +43,7 @@ def cache_of(n_slots: int = 4, **more: Any) -> Cache:
 def asking(tokens: list[int], salt: str | None = None, **request: Any) -> Sequence:
     request_id = next(_ids)
     sampling = Sampling(seed=0, temperature=0.0)
-    asked = InferenceRequest(
+    work = InferenceRequest(
         job_id=str(request_id),
         prompt=tuple(tokens),
         sampling=sampling,
@@ -51,7 +51,7 @@ def asking(tokens: list[int], salt: str | None = None, **request: Any) -> Sequen
         cache_salt=salt,
         **request,
     )
-    return Sequence(request_id, asked, list(tokens), ByteSampler(), n_most=10_000)
+    return Sequence(request_id, work, list(tokens), ByteSampler(), n_most=10_000)
 
 
 def begin(cache: Cache, sequence: Sequence, *, n_computed: int | None = None) -> Slot:
@@ -404,7 +404,7 @@ def test_a_new_sequence_takes_the_slot_that_costs_the_least(
 
 @given(slots_of_six, st.lists(st.integers(0, 30), min_size=6, max_size=6), st.integers(0, 40))
 def test_a_hole_is_closed_by_the_best_move_that_is_worth_it(
-    slots: list[tuple[str, int]], said: list[int], n_left: int
+    slots: list[tuple[str, int]], produced: list[int], n_left: int
 ) -> None:
     cache = cache_of(6, copy_seconds=1.0)
     used, movable = set(), []
@@ -412,10 +412,10 @@ def test_a_hole_is_closed_by_the_best_move_that_is_worth_it(
         if what == "running":
             used.add(index)
             stream = run_in(cache, index, some(40, 100 * index))
-            stream.n_prompt = 40 - said[index]
+            stream.n_prompt = 40 - produced[index]
             stream.n_most = 40 + n_left
             # It is expected to continue for its current length plus 16 tokens.
-            if said[index] and min(n_left, said[index] + 16) * 0.05 > 1.0:
+            if produced[index] and min(n_left, produced[index] + 16) * 0.05 > 1.0:
                 movable.append(index)
         else:
             cache.slots[index].kept = some(40, 100 * index) if what == "kept" else []
@@ -992,10 +992,10 @@ def test_a_state_replaces_those_that_it_makes_superfluous(
     assert (before in memory.states) == (not superfluous)
     found = memory.find(new, scope, len(new))
     assert state in found
-    for asked in (new + [9], [9, *new]):
-        held = before in memory.states and scope == one and old[: len(asked)] == asked
+    for prompt in (new + [9], [9, *new]):
+        held = before in memory.states and scope == one and old[: len(prompt)] == prompt
         expected = [before] if held else []
-        assert memory.find(asked, scope, len(asked)) == expected
+        assert memory.find(prompt, scope, len(prompt)) == expected
     memory.drop(state)
     memory.drop(state)
     assert state not in memory.states

@@ -73,10 +73,10 @@ def test_a_template_that_reads_no_parts_gets_their_text() -> None:
 def test_arguments_that_are_not_an_object_are_unchanged() -> None:
     source = TAKES_TOOLS + "{% for m in messages %}{% for c in m.tool_calls or [] %}"
     source += "{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}"
-    for given in ("[1]", "{", '{"a": NaN}', "", "[" * 5000):
-        call = {"type": "function", "function": {"name": "f", "arguments": given}}
+    for arguments in ("[1]", "{", '{"a": NaN}', "", "[" * 5000):
+        call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
         message = {"role": "assistant", "content": None, "tool_calls": [call]}
-        assert render(source, message) == json.dumps(given)
+        assert render(source, message) == json.dumps(arguments)
 
 
 def test_variables_that_were_not_sent_are_undefined() -> None:

@@ -122,11 +122,11 @@ def test_a_grammar_that_does_not_compile_is_refused_by_its_field(
 
 def test_a_constraint_resumes_from_tokens(engine: RealEngine) -> None:
     vocabulary = GrammarVocabulary(engine.model)
-    asked = constraint('root ::= [a-z]+ (" " [a-z]+){3} "."')
+    grammar = constraint('root ::= [a-z]+ (" " [a-z]+){3} "."')
     tokens = engine.tokens_of("one two three four.")
-    first = vocabulary.follow(asked)
+    first = vocabulary.follow(grammar)
     for n_taken, token in enumerate(tokens):
-        again = vocabulary.follow(asked)
+        again = vocabulary.follow(grammar)
         assert all(again.take(earlier) for earlier in tokens[:n_taken])
         n_vocab = engine.model.n_vocab
         assert again.allowed(n_vocab).tolist() == first.allowed(n_vocab).tolist()
@@ -136,12 +136,12 @@ def test_a_constraint_resumes_from_tokens(engine: RealEngine) -> None:
 
 def test_a_constraint_begins_after_open_reasoning(engine: RealEngine) -> None:
     vocabulary = GrammarVocabulary(engine.model)
-    asked = Constraint('start: "yes"', "grammar", follows_reasoning=True)
+    grammar = Constraint('start: "yes"', "grammar", follows_reasoning=True)
     end = next(iter(engine.model.eog))
-    closed = vocabulary.follow(asked, track(engine, "<think></think>"))
+    closed = vocabulary.follow(grammar, track(engine, "<think></think>"))
     assert not closed.is_waiting and not closed.take(engine.tokens_of("hm")[0])
     reasoning = track(engine, "<think>\n")
-    waiting = vocabulary.follow(asked, reasoning)
+    waiting = vocabulary.follow(grammar, reasoning)
     states = [waiting.is_waiting, waiting.take(end)]
     for token in engine.tokens_of("hm, no</think>"):
         assert waiting.take(token)

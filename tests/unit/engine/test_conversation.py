@@ -380,17 +380,17 @@ def test_large_chats_are_read_quickly() -> None:
 
 
 def test_a_long_chat_has_more_time_within_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[float] = []
+    limits: list[float] = []
     template = ChatTemplate("{{ messages }}", SPECIAL)
 
     def rendered(chat: Any, seconds: float) -> str:
-        given.append(seconds)
+        limits.append(seconds)
         return ""
 
     monkeypatch.setattr(template, "rendered", rendered)
     for n_messages in (1, 1600, 4096):
         template.read(ChatPrompt((HI,) * n_messages)).text()
-    assert given[0] < 2.1 and 6 < given[1] < given[2] < 20
+    assert limits[0] < 2.1 and 6 < limits[1] < limits[2] < 20
 
 
 @given(

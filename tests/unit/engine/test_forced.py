@@ -52,14 +52,14 @@ def constraint(seed: int) -> Constraint:
     return constrain(JsonSchema(schema(seed), "schema")).constraint
 
 
-def asked(seed: int, temperature: float) -> dict[str, Any]:
+def drawing(seed: int, temperature: float) -> dict[str, Any]:
     wanted = {"temperature": temperature, "seed": seed, "max_tokens": 150}
     return wanted | {"constraint": constraint(seed)}
 
 
 def submitted(engine: RealEngine, seed: int, temperature: float, **options: Any) -> int:
     prompt = PROMPT.format("a house, a river, a fox, a story".split(", ")[seed % 4])
-    return engine.submit(prompt, **(asked(seed, temperature) | options))
+    return engine.submit(prompt, **(drawing(seed, temperature) | options))
 
 
 def drawn(engine: RealEngine, seed: int, temperature: float, **options: Any) -> int:
@@ -102,14 +102,14 @@ def compared(engine: RealEngine, seeds: range, temperature: float) -> Compared:
     found = Compared()
     for seed in seeds:
         at = engine.loop._steps
-        ours = submitted(engine, seed, temperature)
+        forced = submitted(engine, seed, temperature)
         engine.run()
         found.n_steps += engine.loop._steps - at
         at = engine.loop._steps
         plain = drawn(engine, seed, temperature)
         engine.run()
         found.n_steps_drawn += engine.loop._steps - at
-        ids, expected = engine.ids(ours), engine.ids(plain)
+        ids, expected = engine.ids(forced), engine.ids(plain)
         found.n_tokens += len(ids)
         assert is_canonical(engine, seed, ids)
         if not is_canonical(engine, seed, expected):
@@ -117,8 +117,8 @@ def compared(engine: RealEngine, seeds: range, temperature: float) -> Compared:
         elif temperature and ids != expected:
             found.n_rounded += 1
         else:
-            assert (ids, engine.text(ours)) == (expected, engine.text(plain)), seed
-            assert engine.end(ours).stop_reason == engine.end(plain).stop_reason
+            assert (ids, engine.text(forced)) == (expected, engine.text(plain)), seed
+            assert engine.end(forced).stop_reason == engine.end(plain).stop_reason
     return found
 
 
@@ -187,15 +187,15 @@ def test_forced_tokens_and_prompts_share_a_batch(engine: RealEngine) -> None:
     """Several streams may get several forced tokens at once, which together with a prompt would
     exceed the rows of a batch."""
     small = RealEngine(slots=3, kv_unified=True, batch=8, prefill_budget=8)
-    asked = [submitted(small, 1, 0.0), submitted(small, 2, 0.0)]
-    while not all(map(small.text, asked)):
+    requests = [submitted(small, 1, 0.0), submitted(small, 2, 0.0)]
+    while not all(map(small.text, requests)):
         small.turn()
-    asked.append(small.submit("A long prompt. " * 8, max_tokens=4, ignore_eos=True))
+    requests.append(small.submit("A long prompt. " * 8, max_tokens=4, ignore_eos=True))
     small.run()
     alone = [submitted(engine, seed, 0.0) for seed in (1, 2)]
     engine.run()
-    assert [small.text(each) for each in asked[:2]] == [engine.text(each) for each in alone]
-    assert len(small.ids(asked[2])) == 4
+    assert [small.text(each) for each in requests[:2]] == [engine.text(each) for each in alone]
+    assert len(small.ids(requests[2])) == 4
 
 
 def test_stops_limits_and_log_probabilities_hold_within_forced_text(engine: RealEngine) -> None:

@@ -275,8 +275,8 @@ def test_a_damaged_file_is_logged_and_removed(
     path = files(tmp_path)[0]
     path.write_bytes(b"LLORCHKV but nothing else that is right" * 3)
     assert opened(tmp_path).longest(STATE.tokens, Scope()) is None
-    told = capsys.readouterr()
-    assert "kv_store.ignored" in told.out + told.err and path.name in told.out + told.err
+    output = capsys.readouterr()
+    assert "kv_store.ignored" in output.out + output.err and path.name in output.out + output.err
     assert files(tmp_path) == []
 
 

@@ -36,15 +36,15 @@ def test_a_conversation_continues_in_the_next_engine(
             binding=binding,
         )
 
-    ask = alone.asked
+    ask = alone.compared
     first, second = engine(), engine("two")
     prompts = [some(200), some(200)]
-    told = [prompt + tuple(ask(first, prompt)[1]) for prompt in prompts]
-    assert ask(second, told[0] + some(10))[0] == 0, "of another layout"
+    conversations = [prompt + tuple(ask(first, prompt)[1]) for prompt in prompts]
+    assert ask(second, conversations[0] + some(10))[0] == 0, "of another layout"
     first.close()
     second.close()
     third = engine()
-    for prompt, so_far in zip(prompts, told, strict=True):
+    for prompt, so_far in zip(prompts, conversations, strict=True):
         longer = so_far + some(10)
         n_cached, _ = ask(third, longer)
         assert n_cached >= 0.95 * len(longer)
@@ -57,7 +57,7 @@ def test_a_conversation_continues_in_the_next_engine(
         content[len(content) // 2] ^= 1
         path.write_bytes(content)
     fourth = engine()
-    assert ask(fourth, told[0] + some(10))[0] == 0, "it is damaged"
+    assert ask(fourth, conversations[0] + some(10))[0] == 0, "it is damaged"
 
 
 # --- in the loop -----------------------------------------------------------------------------
@@ -215,9 +215,9 @@ def test_a_request_that_waits_for_the_disk_ends_at_its_deadline(
     engine, _ = after_another(tmp_path, 1, monkeypatch)
     engine.submit(1, b"a" * 40 + b"more", max_tokens=4, deadline=1.0)
     engine.turn()
-    told = engine.stats
+    stats = engine.stats
     engine.loop.turn()
-    assert engine.stats is not told and engine.scheduler.waiting
+    assert engine.stats is not stats and engine.scheduler.waiting
     engine.now = 1.0
     engine.loop.turn()
     assert isinstance(engine.end(1), Failed)
@@ -228,8 +228,8 @@ def test_a_disk_that_was_slow_for_a_while_is_tried_again(tmp_path: Path) -> None
     engine = Engine(folder=tmp_path)
     engine.scheduler.pace.seconds_per_prompt_token = 0.01
     engine.cache.reading.paid(100, 60.0)
-    asked = [make_sequence(number, b"a" * 40 + b"more") for number in range(200)]
-    for sequence in asked:
+    sequences = [make_sequence(number, b"a" * 40 + b"more") for number in range(200)]
+    for sequence in sequences:
         engine.traffic.look_up(sequence)
-    waiting = [sequence.awaits_disk for sequence in asked]
+    waiting = [sequence.awaits_disk for sequence in sequences]
     assert not any(waiting[:20]) and waiting[-1]

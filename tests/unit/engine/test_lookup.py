@@ -32,24 +32,24 @@ def answered(lookup: Lookup, sequence: Sequence) -> None:
     lookup.forget(sequence)
 
 
-def continuation(texts: list[list[int]], said: list[int], most: int) -> list[Guess]:
+def continuation(texts: list[list[int]], written: list[int], most: int) -> list[Guess]:
     """Return what followed the last occurrence of the last three tokens; while the guesses continue
     a text, the position moves along in it."""
-    said, guesses = said[-16:], list[Guess]()
+    written, guesses = written[-16:], list[Guess]()
     text, at, length = list[int](), 0, 0
     while len(guesses) < most:
         if at == len(text) or text[at] == END:
             for text in texts:
-                places = [i for i in range(3, len(text)) if text[i - 3 : i] == said[-3:]]
+                places = [i for i in range(3, len(text)) if text[i - 3 : i] == written[-3:]]
                 if places and text[places[-1]] != END:
                     break
             else:
                 break
             at = places[-1]
-            equal = [n for n in range(3, 17) if n <= at and text[at - n : at] == said[-n:]]
+            equal = [n for n in range(3, 17) if n <= at and text[at - n : at] == written[-n:]]
             length = max(equal)
         guesses.append(Guess(text[at], kind_of(length)))
-        said.append(text[at])
+        written.append(text[at])
         at, length = at + 1, length + 1
     return guesses
 
@@ -230,9 +230,9 @@ def test_constrained_guesses_follow_habits_and_forced_tokens(
     expected = list(
         islice(constrained_guesses(prompt, tokens, habits(tokens, before), texts, free), 20)
     )
-    given = guesses(sequence)
-    assert [guess.token for guess in given] == [guess.token for guess in expected]
-    for guess, wanted in zip(given, expected, strict=True):
+    made = guesses(sequence)
+    assert [guess.token for guess in made] == [guess.token for guess in expected]
+    for guess, wanted in zip(made, expected, strict=True):
         assert guess.kind == wanted.kind or (wanted.kind == -1 and guess.kind < 4)
 
 

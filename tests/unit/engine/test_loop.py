@@ -67,8 +67,8 @@ class Engine(Driven):
         """Requests whose answers have not been checked yet."""
         if not n_cells or not limits.get("unified"):
             n_cells = n_slots * CONTEXT
-        given: dict[str, Any] = dict(batch=32, prefill_budget=8, memory_bytes=2000, cell_bytes=2.0)
-        pool = Limits(n_slots=n_slots, n_cells=n_cells, **given | limits)
+        sizes: dict[str, Any] = dict(batch=32, prefill_budget=8, memory_bytes=2000, cell_bytes=2.0)
+        pool = Limits(n_slots=n_slots, n_cells=n_cells, **sizes | limits)
         self.recurrent = pool.recurrent
         self.runner = ByteRunner(
             n_slots,
@@ -145,9 +145,9 @@ class Engine(Driven):
             prompt, request = self.asked.pop(request_id)
             n_most, length = request.max_tokens, self.runner.context_length
             expected = expected_answer(prompt, n_most, length, request.adapters)
-            expected, said = expected[len(request.produced) :], self.text(request_id).encode()
+            expected, text = expected[len(request.produced) :], self.text(request_id).encode()
             is_whole = self.have_finished(request_id) and not request.stop
-            assert said == expected if is_whole else expected.startswith(said)
+            assert text == expected if is_whole else expected.startswith(text)
 
     @property
     def traffic(self) -> DiskTraffic:
@@ -282,8 +282,9 @@ def test_decoding_continues_while_a_long_prompt_is_computed() -> None:
     for batch in prompt_steps[: n_first - 1]:
         assert (1, 1) in [(r, n) for r, _, n in batch]
         assert sum(n for r, _, n in batch if r == 2) <= 4
-    told = [each.n_computed for each in engine.events[2] if isinstance(each, PromptProgress)]
-    assert len(told) > 2 and told == sorted(told) and told[-1] < 90, "each step but the last"
+    progress = [each.n_computed for each in engine.events[2] if isinstance(each, PromptProgress)]
+    assert progress == sorted(progress) and len(progress) > 2
+    assert progress[-1] < 90, "each step but the last"
     assert not any(isinstance(each, PromptProgress) for each in engine.events[1])
 
 
@@ -292,16 +293,16 @@ def test_a_request_has_started_before_its_first_step_is_computed(
 ) -> None:
     """A step of a long prompt takes a second, in which it does not wait for a slot."""
     engine = Engine()
-    compute, told = engine.runner.decode, list[list[type[Event]]]()
+    compute, kinds = engine.runner.decode, list[list[type[Event]]]()
 
     def decode() -> DecodeOutcome:
-        told.append([type(each) for each in engine.events[1]])
+        kinds.append([type(each) for each in engine.events[1]])
         return compute()
 
     monkeypatch.setattr(engine.runner, "decode", decode)
     engine.submit(1, answered_with(4)[0], max_tokens=4)
     engine.turn()
-    assert told == [[Started]]
+    assert kinds == [[Started]]
 
 
 @pytest.mark.parametrize("reports_progress", [True, False])
@@ -321,8 +322,8 @@ def test_the_progress_of_a_prompt_that_starts_over_only_grows(
     engine.run()
     computed = [(s, n) for b in engine.runner.batches for r, s, n in b if r == 2]
     assert len([start for start, _ in computed if not start]) == 2, "it did start over"
-    told = [each.n_computed for each in engine.events[2] if isinstance(each, PromptProgress)]
-    assert len(told) >= 9 and told == sorted({*told})
+    progress = [each.n_computed for each in engine.events[2] if isinstance(each, PromptProgress)]
+    assert len(progress) >= 9 and progress == sorted({*progress})
     kinds = [type(each) for each in engine.events[2]]
     assert PromptProgress not in kinds[kinds.index(Token) :]
 
@@ -454,7 +455,7 @@ def test_another_engine_finds_the_same_stops() -> None:
     assert len(answer) == 12
     for n_said in (5, 6, 7):
         engine = Engine()
-        said, stop = tuple(answer[:n_said]), (answer[4:8].decode(),)
-        engine.submit(1, prompt, max_tokens=12, stop=stop, min_tokens=6, produced=said)
+        produced, stop = tuple(answer[:n_said]), (answer[4:8].decode(),)
+        engine.submit(1, prompt, max_tokens=12, stop=stop, min_tokens=6, produced=produced)
         engine.run()
         assert engine.text(1).encode() == answer[n_said:]

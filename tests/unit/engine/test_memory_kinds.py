@@ -52,8 +52,8 @@ class Alone:
         self, prompt: tuple[int, ...], adapters: Applied, option: int
     ) -> tuple[list[int], list[float]]:
         """Return token ids, and the margin of each over the second best."""
-        asked = {"max_tokens": ANSWER, "ignore_eos": True, **self._options[option], "logprobs": 2}
-        request_id = self._engine.submit(prompt, adapters=adapters, **asked)
+        fields = {"max_tokens": ANSWER, "ignore_eos": True, **self._options[option], "logprobs": 2}
+        request_id = self._engine.submit(prompt, adapters=adapters, **fields)
         self._engine.run()
         tops = [entry.top for entry in self._engine.logprobs(request_id)]
         margins = [first.logprob - second.logprob for first, second in tops]
@@ -70,7 +70,7 @@ class Alone:
                 return None if margin < ROUNDING else f"token {index} differs by {margin:.3g}"
         return None
 
-    def asked(self, engine: RealEngine, prompt: tuple[int, ...]) -> tuple[int, list[int]]:
+    def compared(self, engine: RealEngine, prompt: tuple[int, ...]) -> tuple[int, list[int]]:
         """Check that an engine gives the same answer; returns the number of cached tokens, and the
         answer."""
         request_id = engine.submit(prompt, max_tokens=ANSWER, ignore_eos=True)
@@ -87,7 +87,7 @@ def test_computed_prefixes_are_reused(kind: Kind, kv_unified: bool) -> None:
         SLOTS, path=random_model(kind), flash_attention="off", kv_unified=kv_unified
     )
     some = functools.partial(random_tokens, random.Random(1))
-    ask = functools.partial(alone.asked, engine)
+    ask = functools.partial(alone.compared, engine)
     # A conversation continues, and its last turn is repeated.
     prompt = some(150)
     for _ in range(3):
@@ -143,8 +143,8 @@ def test_no_state_is_read_or_written_where_a_copy_waits(kind: Kind) -> None:
     """llama.cpp makes a copy between the parts of a split pool with the next batch. If a state
     overwrote its source before that, the state would be copied."""
     engine = RealEngine(3, path=random_model(kind), flash_attention="off")
-    context, told = engine.context, tuple(range(300, 360))
-    engine.generate(told, max_tokens=1)
+    context, prompt = engine.context, tuple(range(300, 360))
+    engine.generate(prompt, max_tokens=1)
     length = context.last_position(0) + 1
     state = context.state(0, context.state_bytes(0))
     assert state is not None and context.copy(0, 2, length)

@@ -147,7 +147,7 @@ def test_agents_compute_only_what_is_new(
     engine.scheduler.pace.seconds_per_prompt_token = SECOND_PER_TOKEN
     choose = random.Random(3)
     system = choose.randbytes(n_system)
-    told = [system + choose.randbytes(60) for _ in range(20)]
+    conversations = [system + choose.randbytes(60) for _ in range(20)]
     n_turns, live = [0] * 20, dict[int, int]()
     n_prompt = 0
     for request_id in range(20 * 5):
@@ -155,12 +155,12 @@ def test_agents_compute_only_what_is_new(
             engine.turn()
             for ended in [r for r in live if engine.has_ended(r)]:
                 number = live.pop(ended)
-                told[number] += engine.text(ended).encode() + choose.randbytes(20)
+                conversations[number] += engine.text(ended).encode() + choose.randbytes(20)
         number = min(set(range(20)) - set(live.values()), key=lambda each: n_turns[each])
         n_turns[number] += 1
         live[request_id] = number
-        n_prompt += len(told[number])
-        engine.submit(request_id, told[number], max_tokens=10)
+        n_prompt += len(conversations[number])
+        engine.submit(request_id, conversations[number], max_tokens=10)
     engine.run()
     n_cached = sum(map(engine.cached_tokens, range(20 * 5)))
     # Each turn has 30 new tokens, the first ones 60 and the common prefix.
@@ -209,13 +209,13 @@ def test_alternating_conversations_have_the_same_texts_as_alone(kind: Kind) -> N
     some, alone = partial(random_tokens, random.Random(7)), Alone(kind)
     engine = RealEngine(4, path=random_model(kind), flash_attention="off", kv_unified=True)
     engine.loop.carrier._clock = lambda: 0.0  # copies are worth it, however busy the machine is
-    told = [some(120) for _ in range(5)]  # more than there are slots
+    conversations = [some(120) for _ in range(5)]  # more than there are slots
     for turn in range(3):
-        for number, so_far in enumerate(told):
-            n_cached, answer = alone.asked(engine, so_far)
+        for number, so_far in enumerate(conversations):
+            n_cached, answer = alone.compared(engine, so_far)
             assert n_cached >= (len(so_far) - 20 if turn else 0)
             assert engine.cache.cells_cached < len(so_far) + ANSWER, "only its own"
-            told[number] = so_far + tuple(answer) + some(10)
+            conversations[number] = so_far + tuple(answer) + some(10)
 
 
 @pytest.mark.parametrize("kind", ["dense", "hybrid"])

@@ -112,9 +112,9 @@ def test_reading_in_pieces_equals_reading_at_once(kv_unified: bool) -> None:
         while len(engine.ids(request_id)) < 40:
             engine.turn()
         tokens = list(engine.loop._sequences[request_id].tokens)
-        told = logits_of_head(engine, request_id, tokens[-1])
-        differs = np.abs(told - at_once(tokens)).max()
-        without = np.abs(told - at_once(tokens[-20:])).max()
+        in_pieces = logits_of_head(engine, request_id, tokens[-1])
+        differs = np.abs(in_pieces - at_once(tokens)).max()
+        without = np.abs(in_pieces - at_once(tokens[-20:])).max()
         print(turn, differs, without)
         # At each turn, the state before the first computed token is unknown.
         assert differs < (0.1 if turn else 0.001) * without
@@ -131,7 +131,7 @@ def test_guesses_do_not_change_streams_that_come_and_go(plain: RealEngine) -> No
     speculation = guess_always(engine)
     dice = random.Random(8)
     words = f"{LIST} {STORY}".split()
-    asked: list[tuple[int, str, bool]] = []
+    requests: list[tuple[int, str, bool]] = []
     for _ in range(40):
         text = " ".join(dice.choices(words, k=dice.randint(1, 120)))
         request_id = engine.submit(text, max_tokens=N_OUT, ignore_eos=True)
@@ -141,16 +141,16 @@ def test_guesses_do_not_change_streams_that_come_and_go(plain: RealEngine) -> No
             check_cells(engine)
         if is_cancelled:
             engine.loop.cancel(request_id)
-        asked.append((request_id, text, is_cancelled))
+        requests.append((request_id, text, is_cancelled))
     engine.run()
-    for request_id, text, is_cancelled in asked:
-        theirs = plain.submit(text, max_tokens=N_OUT, ignore_eos=True)
+    for request_id, text, is_cancelled in requests:
+        without_guesses = plain.submit(text, max_tokens=N_OUT, ignore_eos=True)
         plain.run()
-        ours, whole = engine.ids(request_id), plain.ids(theirs)
+        ids, whole = engine.ids(request_id), plain.ids(without_guesses)
         if not is_cancelled:
             assert engine.have_finished(request_id)
-            assert len(ours) == N_OUT
-        assert same_but_for_ties(plain, text, ours, whole[: len(ours)])
+            assert len(ids) == N_OUT
+        assert same_but_for_ties(plain, text, ids, whole[: len(ids)])
     assert speculation.n_accepted
     assert not speculation._streams
 

@@ -16,7 +16,7 @@ class Log:
 
 
 @pytest.mark.parametrize(
-    ("level", "line", "told"),
+    ("level", "line", "expected"),
     [
         ("error", "llama_decode: failed to decode, ret = -3", "error"),
         ("error", "llama_decode: failed to decode, ret = 2", "debug"),  # a cancel within a step
@@ -32,9 +32,9 @@ class Log:
     ],
 )
 def test_expected_lines_are_logged_at_debug(
-    monkeypatch: pytest.MonkeyPatch, level: str, line: str, told: str
+    monkeypatch: pytest.MonkeyPatch, level: str, line: str, expected: str
 ) -> None:
     log = Log()
     monkeypatch.setattr(process, "log", log)
     process._forward_log(level, line)  # type: ignore[arg-type]
-    assert log.lines == [(told, line)]
+    assert log.lines == [(expected, line)]

@@ -70,13 +70,13 @@ def test_nan_does_not_change_the_texts_of_others(
     )
     alone = engine.generate(STORY, max_tokens=24), engine.generate(REFRAIN, max_tokens=24)
     for at, length in (1, 0), (4, 1), (9, 6):
-        told = [engine.submit(text, max_tokens=24) for text in (STORY, REFRAIN)]
+        requests = [engine.submit(text, max_tokens=24) for text in (STORY, REFRAIN)]
         for _ in range(at):
             engine.turn()
         bad = engine.submit((token, *engine.prompts.build("A bad one" + length * STORY)))
         engine.run()
         assert engine.have_failed(bad)
-        assert tuple(engine.text(each) for each in told) == alone
+        assert tuple(engine.text(each) for each in requests) == alone
         late = engine.submit(STORY + " went", max_tokens=4)
         engine.run()
         assert engine.have_finished(late)
@@ -107,10 +107,10 @@ def test_a_draft_model_that_computes_nan_guesses_nothing(broken: tuple[Path, int
     engine = RealEngine(path=random_model("dense"), drafter=drafter)
     plain = RealEngine(path=random_model("dense"))
     for prompt in ((1, token, 2), (1, 2, 3), (2, 1, token), (3, 2)):
-        told = [each.submit(prompt, max_tokens=12) for each in (engine, plain)]
+        requests = [each.submit(prompt, max_tokens=12) for each in (engine, plain)]
         engine.run()
         plain.run()
-        assert engine.ids(told[0]) == plain.ids(told[1]) and len(plain.ids(told[1])) > 1
+        assert engine.ids(requests[0]) == plain.ids(requests[1]) and len(plain.ids(requests[1])) > 1
 
 
 class Guesser(Drafter):
@@ -140,19 +140,19 @@ def test_a_guess_that_makes_nan_does_not_change_the_text(
         for drafter in (None, Guesser(token))
     )
     alone = plain.generate(STORY, max_tokens=40)
-    told = [engine.submit(STORY, max_tokens=40) for _ in range(n_streams)]
+    requests = [engine.submit(STORY, max_tokens=40) for _ in range(n_streams)]
     engine.run()
-    assert [engine.text(each) for each in told] == [alone] * n_streams
+    assert [engine.text(each) for each in requests] == [alone] * n_streams
 
 
 def test_forced_tokens_do_not_hide_nan(broken: tuple[Path, int]) -> None:
     path, token = broken
     engine = in_one_pool(path)
     alone = engine.generate(STORY, max_tokens=12)
-    given = constraint('root ::= "Hello world, this is" [0-9]{4}')
+    grammar = constraint('root ::= "Hello world, this is" [0-9]{4}')
     good = engine.submit(STORY, max_tokens=12)
     engine.turn()
-    bad = engine.submit((*engine.prompts.build(REFRAIN), token), constraint=given)
+    bad = engine.submit((*engine.prompts.build(REFRAIN), token), constraint=grammar)
     late = engine.submit(STORY, max_tokens=12)
     engine.run()
     assert engine.have_failed(bad) and not engine.ids(bad)
@@ -224,10 +224,10 @@ def test_requests_with_nan_come_among_others_in_any_order(
         for n in range(8)
     ]
     alone = {each: engine.generate(each[0], max_tokens=each[1]) for each in good}
-    told: dict[int, tuple[str, int]] = {}
+    requests: dict[int, tuple[str, int]] = {}
     bad: list[int] = []
     for text, n_tokens in good:
-        told[engine.submit(text, max_tokens=n_tokens)] = (text, n_tokens)
+        requests[engine.submit(text, max_tokens=n_tokens)] = (text, n_tokens)
         if dice.random() < 0.5:
             prompt = list(engine.prompts.build(REFRAIN * dice.randint(1, 3)))
             prompt.insert(dice.randrange(1, len(prompt)), token)
@@ -236,7 +236,7 @@ def test_requests_with_nan_come_among_others_in_any_order(
             engine.turn()
     engine.run()
     assert engine.have_failed(*bad)
-    assert {r: engine.text(r) for r in told} == {r: alone[each] for r, each in told.items()}
+    assert {r: engine.text(r) for r in requests} == {r: alone[each] for r, each in requests.items()}
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf])

@@ -114,28 +114,28 @@ def test_each_request_gets_its_own_vectors_once(steps: list[list[int] | str | in
     """Requests of random texts arrive, are cancelled and are computed, in any order; texts of two
     tokens cannot be computed, which fails only their own request."""
     bench = Bench()
-    asked: list[list[list[int]]] = []
+    requests: list[list[list[int]]] = []
     n_adapters: list[int] = []
     cancelled: set[int] = set()
     for step in steps:
         if isinstance(step, list):
-            firsts = (BAD if size == 2 else 100 * len(asked) + n for n, size in enumerate(step))
+            firsts = (BAD if size == 2 else 100 * len(requests) + n for n, size in enumerate(step))
             own = [[first, *[1] * (size - 1)] for first, size in zip(firsts, step, strict=True)]
-            asked.append(own)
-            bench.take(len(asked), *asked[-1], n_adapters=step[0] % 3)
+            requests.append(own)
+            bench.take(len(requests), *requests[-1], n_adapters=step[0] % 3)
             n_adapters.append(step[0] % 3)
         elif step == "turn":
             if bench.inbox:
                 bench.turn()
-        elif isinstance(step, int) and step < len(asked):
+        elif isinstance(step, int) and step < len(requests):
             cancelled.add(step + 1)
             bench.pooling.cancel(step + 1)
     bench.run()
-    assert sorted(bench.ended()) == list(range(1, len(asked) + 1))
-    bad = {number for number, own in enumerate(asked, 1) if any(text[0] == BAD for text in own)}
+    assert sorted(bench.ended()) == list(range(1, len(requests) + 1))
+    bad = {number for number, own in enumerate(requests, 1) if any(text[0] == BAD for text in own)}
     for event in bench.events:
         if isinstance(event, Answered):
-            own, value = asked[event.request_id - 1], event.value
+            own, value = requests[event.request_id - 1], event.value
             assert isinstance(value, list) and event.request_id not in bad
             vectors = [np.frombuffer(data, "f4").tolist() for _, data in value]
             n_own = n_adapters[event.request_id - 1]

@@ -69,7 +69,7 @@ def cases(kinds: Iterable[str]) -> list[tuple[Any, tuple[Cells, bool]]]:
 
 
 @dataclass(eq=False)
-class Asked:
+class Request:
     """One request, over all engines that have served it."""
 
     prompt: tuple[int, ...]
@@ -80,7 +80,7 @@ class Asked:
     option: int = 0
     """The index of its other options, which each kind of engine interprets."""
     request_id: int = -1
-    said: list[int] = field(default_factory=list)
+    produced: list[int] = field(default_factory=list)
     """The tokens from earlier engines."""
     text: str = ""
     """The text from earlier engines."""
@@ -96,7 +96,7 @@ class Walk:
     def __init__(self, seed: int, folder: Path | None) -> None:
         self.choose, self.folder = random.Random(seed), folder
         self.begun = [self.some(self.choose.randint(*self.n_common)) for _ in range(3)] + [()]
-        self.asked: list[Asked] = []
+        self.requests: list[Request] = []
         self.engine = self.start()
 
     # --- specific to each of the two kinds of engines --------------------------------------
@@ -104,10 +104,10 @@ class Walk:
     def start(self) -> Engine | RealEngine:
         raise NotImplementedError
 
-    def ask(self, asked: Asked) -> None:
+    def ask(self, request: Request) -> None:
         raise NotImplementedError
 
-    def fault(self, asked: Asked, said: list[int]) -> str | None:
+    def fault(self, request: Request, produced: list[int]) -> str | None:
         """Return the error in an answer, whose end may be missing."""
         raise NotImplementedError
 
@@ -132,21 +132,21 @@ class Walk:
             self.engine.turn()  # and compares the books
             self.take_in()
         for _ in range(20_000):
-            if all(asked.is_over for asked in self.asked):
+            if all(request.is_over for request in self.requests):
                 break
             if not self.engine.scheduler.has_work:
                 time.sleep(0.001)  # a file is being read
             self.engine.turn()
             self.take_in()
-        assert all(asked.is_over for asked in self.asked), "some do not end"
+        assert all(request.is_over for request in self.requests), "some do not end"
         assert not self.engine.scheduler.has_work and not self.engine.scheduler.waiting
         assert self.engine.cache.cells_running == 0
         assert self.engine.cache.memory.locked_bytes == 0 or self.folder is not None
         self.end()
 
     def step(self) -> None:
-        choose, live = self.choose, [asked for asked in self.asked if not asked.is_over]
-        dice, is_calm = choose.random(), len(self.asked) % 9 > 4  # then streams also run alone
+        choose, live = self.choose, [request for request in self.requests if not request.is_over]
+        dice, is_calm = choose.random(), len(self.requests) % 9 > 4  # then streams also run alone
         if dice < (0.05 if is_calm else 0.25) and len(live) < 12:
             self.arrive(live)
         elif 0.25 < dice < 0.29 and live:
@@ -154,10 +154,10 @@ class Walk:
         elif 0.29 < dice < 0.295:
             self.end()
             self.engine = self.start()
-            for asked in live:
-                asked.said += self.ids(asked)
-                asked.text += self.engine.text(asked.request_id)
-                self.ask(asked)
+            for request in live:
+                request.produced += self.ids(request)
+                request.text += self.engine.text(request.request_id)
+                self.ask(request)
         elif 0.295 < dice < 0.32:
             self.disturb()
         elif 0.32 < dice < 0.37:  # one arrives alone, and leaves
@@ -165,47 +165,47 @@ class Walk:
             self.engine.turn()
             self.take_in()
             self.arrive([])
-            self.cancel(self.asked[-1:])
+            self.cancel(self.requests[-1:])
 
-    def cancel(self, several: list[Asked]) -> None:
+    def cancel(self, several: list[Request]) -> None:
         if self.choose.random() < 0.5:
             self.abort()
-        for asked in several:
-            self.engine.loop.cancel(asked.request_id)
+        for request in several:
+            self.engine.loop.cancel(request.request_id)
 
-    def arrive(self, live: list[Asked]) -> None:
+    def arrive(self, live: list[Request]) -> None:
         choose = self.choose
-        said = [asked.prompt + tuple(asked.said + self.ids(asked)) for asked in live[:2]]
-        prompt = choose.choice(self.begun + said) + self.some(choose.randint(*self.n_own))
+        conversations = [each.prompt + tuple(each.produced + self.ids(each)) for each in live[:2]]
+        prompt = choose.choice(self.begun + conversations) + self.some(choose.randint(*self.n_own))
         n_out = choose.randint(*self.n_out)
         salt = choose.choice([None, None, "a"])
         is_alone, adapters = choose.random() < 0.08, choose.choice(ADAPTERS)
         prompt, option = prompt[: self.context - n_out - 1], choose.randrange(len(OPTIONS))
-        asked = Asked(prompt, n_out, salt, is_alone, adapters, option)
-        self.asked.append(asked)
-        self.ask(asked)
+        request = Request(prompt, n_out, salt, is_alone, adapters, option)
+        self.requests.append(request)
+        self.ask(request)
 
     def take_in(self) -> None:
-        for asked in self.asked:
-            if asked.is_over or not self.events(asked):
+        for request in self.requests:
+            if request.is_over or not self.events(request):
                 continue
-            last = self.events(asked)[-1]
+            last = self.events(request)[-1]
             if not isinstance(last, Finished | Failed):
                 continue
-            said = asked.said + self.ids(asked)
-            asked.is_over = True
+            produced = request.produced + self.ids(request)
+            request.is_over = True
             if isinstance(last, Failed):
                 assert isinstance(last.error, Cancelled | VramOom), last.error
-            assert (fault := self.fault(asked, said)) is None, fault
+            assert (fault := self.fault(request, produced)) is None, fault
             if isinstance(last, Finished):
-                self.begun.append(asked.prompt + tuple(said))  # for the next turn
+                self.begun.append(request.prompt + tuple(produced))  # for the next turn
                 self.begun = self.begun[-7:]
 
-    def events(self, asked: Asked) -> list[Event]:
-        return self.engine.events[asked.request_id]
+    def events(self, request: Request) -> list[Event]:
+        return self.engine.events[request.request_id]
 
-    def ids(self, asked: Asked) -> list[int]:
-        return self.engine.ids(asked.request_id)
+    def ids(self, request: Request) -> list[int]:
+        return self.engine.ids(request.request_id)
 
 
 class ByteWalk(Walk):
@@ -232,50 +232,50 @@ class ByteWalk(Walk):
         engine.scheduler.pace.seconds_per_prompt_token = choose.choice([0.0, 1.0])
         return engine
 
-    def ask(self, asked: Asked) -> None:
+    def ask(self, request: Request) -> None:
         assert isinstance(self.engine, Engine)
         self.next_id += 1
-        asked.request_id = self.next_id
+        request.request_id = self.next_id
         self.engine.submit(
             self.next_id,
-            bytes(asked.prompt),
-            max_tokens=asked.max_tokens,
-            cache_salt=asked.cache_salt,
-            deterministic=asked.deterministic,
-            adapters=asked.adapters,
-            produced=tuple(asked.said),
-            sent_chars=len(asked.text),
-            most_given=asked.option * (asked.option % 3),
-            **self.ends(asked),
+            bytes(request.prompt),
+            max_tokens=request.max_tokens,
+            cache_salt=request.cache_salt,
+            deterministic=request.deterministic,
+            adapters=request.adapters,
+            produced=tuple(request.produced),
+            sent_chars=len(request.text),
+            most_given=request.option * (request.option % 3),
+            **self.ends(request),
         )
 
     @staticmethod
-    def ends(asked: Asked) -> dict[str, Any]:
+    def ends(request: Request) -> dict[str, Any]:
         """Return the stops of some requests, some of which never match but hold text back, and the
         number of tokens before which none counts. Some want log-probabilities."""
-        odd, even = asked.option % 2, asked.option % 4 == 2
-        logprobs = None if asked.option % 3 else 0
+        odd, even = request.option % 2, request.option % 4 == 2
+        logprobs = None if request.option % 3 else 0
         return {"stop": STOPS if odd or even else (), "min_tokens": 9 * even, "logprobs": logprobs}
 
-    def fault(self, asked: Asked, said: list[int]) -> str | None:
-        ends, n_most = self.ends(asked), asked.max_tokens
-        expected = expected_answer(asked.prompt, n_most, self.context, asked.adapters).decode()
-        text = asked.text + self.engine.text(asked.request_id)
-        last = self.events(asked)[-1]
+    def fault(self, request: Request, produced: list[int]) -> str | None:
+        ends, n_most = self.ends(request), request.max_tokens
+        expected = expected_answer(request.prompt, n_most, self.context, request.adapters).decode()
+        text = request.text + self.engine.text(request.request_id)
+        last = self.events(request)[-1]
         first = max(ends["min_tokens"] - 1, 0)
         found = [(at + len(s), at) for s in ends["stop"] if (at := expected.find(s, first)) >= 0]
         if found:
             expected = expected[: min(found)[1]]
-        whole = isinstance(last, Failed) or text == expected == "".join(map(chr, said))
+        whole = isinstance(last, Failed) or text == expected == "".join(map(chr, produced))
         begins = [
             entry.begin
-            for event in self.events(asked)
+            for event in self.events(request)
             if isinstance(event, Token | Finished)
             for entry in event.logprobs
         ]
-        in_order = begins == list(range(len(asked.said), len(asked.said) + len(begins)))
+        in_order = begins == list(range(len(request.produced), len(request.produced) + len(begins)))
         is_right = expected.startswith(text) and whole and in_order
-        return None if is_right else f"{asked}: {text} by {said}, not {expected}"
+        return None if is_right else f"{request}: {text} by {produced}, not {expected}"
 
     def disturb(self) -> None:
         assert isinstance(self.engine, Engine)
@@ -324,25 +324,25 @@ class RealWalk(Walk):
             guess_always(engine, self.choose)
         return engine
 
-    def ask(self, asked: Asked) -> None:
+    def ask(self, request: Request) -> None:
         assert isinstance(self.engine, RealEngine)
-        asked.request_id = self.engine.submit(
-            asked.prompt,
-            max_tokens=asked.max_tokens,
-            cache_salt=asked.cache_salt,
-            deterministic=asked.deterministic and self.cells == "parts",
-            adapters=asked.adapters,
-            produced=tuple(asked.said),
+        request.request_id = self.engine.submit(
+            request.prompt,
+            max_tokens=request.max_tokens,
+            cache_salt=request.cache_salt,
+            deterministic=request.deterministic and self.cells == "parts",
+            adapters=request.adapters,
+            produced=tuple(request.produced),
             ignore_eos=True,
-            **OPTIONS[asked.option],
+            **OPTIONS[request.option],
         )
 
-    def fault(self, asked: Asked, said: list[int]) -> str | None:
-        last, options = self.events(asked)[-1], OPTIONS[asked.option]
-        is_short = isinstance(last, Finished) and last.tokens_out != asked.max_tokens
+    def fault(self, request: Request, produced: list[int]) -> str | None:
+        last, options = self.events(request)[-1], OPTIONS[request.option]
+        is_short = isinstance(last, Finished) and last.tokens_out != request.max_tokens
         if is_short and "constraint" not in options:
-            return f"{len(said)} of {asked.max_tokens} tokens"
-        return self.alone.differs(asked.prompt, said, asked.adapters, asked.option)
+            return f"{len(produced)} of {request.max_tokens} tokens"
+        return self.alone.differs(request.prompt, produced, request.adapters, request.option)
 
     def end(self) -> None:
         self.engine.close()  # type: ignore[union-attr]
@@ -356,9 +356,9 @@ class Teller(Prophet):
         self._walk = walk
 
     def guess(self, sequence: Sequence, most: int) -> list[Guess]:
-        live = (asked for asked in self._walk.asked if not asked.is_over)
-        (asked,) = (each for each in live if each.request_id == sequence.request_id)
-        expected, _ = self._walk.alone.answer(asked.prompt, asked.adapters, asked.option)
+        live = (request for request in self._walk.requests if not request.is_over)
+        (request,) = (each for each in live if each.request_id == sequence.request_id)
+        expected, _ = self._walk.alone.answer(request.prompt, request.adapters, request.option)
         n_right = self._random.randint(0, most)
         coming = enumerate(expected[sequence.n_out :][:most])
         return [Guess(token if n < n_right else token ^ 1, 0) for n, token in coming]

@@ -48,17 +48,17 @@ def test_deterministic_requests_repeat_bit_by_bit_among_other_streams(engine: Re
 def test_a_deterministic_prompt_is_computed_in_the_same_parts_beside_others(n_tokens: int) -> None:
     """llama.cpp's rounding depends on the rows of a batch."""
     prompt = tuple(300 + 7 * at % 600 for at in range(n_tokens))
-    told = []
+    logprobs = []
     for n_beside in (0, 2):
         engine = RealEngine(4, inter_token_seconds=1e-9)
         for number in range(n_beside):
             engine.submit((900 + number, 3, 4), max_tokens=200, ignore_eos=True)
         engine.turn()
         options: dict[str, Any] = {"deterministic": True, "logprobs": 0, "ignore_eos": True}
-        asked = engine.submit(prompt, max_tokens=6, **options)
+        request = engine.submit(prompt, max_tokens=6, **options)
         engine.run()
-        told.append([each.logprob for each in engine.logprobs(asked)])
-    assert told[0] == told[1]
+        logprobs.append([each.logprob for each in engine.logprobs(request)])
+    assert logprobs[0] == logprobs[1]
 
 
 def test_a_long_state_in_memory_is_given_up_for_a_short_computation() -> None:

@@ -76,12 +76,12 @@ def test_samplers_remember_preempted_answers(sampling: dict[str, Any]) -> None:
     crowded, roomy = RealEngine(slots=3, n_cells=128, kv_unified=True), RealEngine()
     answers = []
     for engine in (crowded, roomy):
-        asked = [
+        requests = [
             engine.submit(CHAT.format(word), max_tokens=60, **COOL | sampling)
             for word in ("cats", "dogs", "fish")
         ]
         engine.run()
-        answers.append([engine.ids(each) for each in asked])
+        answers.append([engine.ids(each) for each in requests])
     assert sum(map(len, answers[0])) > 128, "they do not fit together"
     assert answers[0] == answers[1]
 
@@ -111,9 +111,9 @@ def test_odds_after_the_samplers(engine: RealEngine, count: int) -> None:
         "temperature": 1.2,
         "logprobs": min(count, engine.model.n_vocab),
     }
-    asked = engine.submit(CHAT.format("cats"), post_sampling_probs=True, max_tokens=8, **options)
+    request = engine.submit(CHAT.format("cats"), post_sampling_probs=True, max_tokens=8, **options)
     engine.run()
-    entries = engine.logprobs(asked)
+    entries = engine.logprobs(request)
     assert len(entries) >= 6, "the last ones may have no text yet"
     for entry in entries:
         assert len(entry.top) == min(count, 3) and 0 < math.exp(entry.logprob) <= 1
@@ -161,11 +161,11 @@ def test_a_greedy_draw_is_the_likeliest_that_a_bias_leaves(
 
 
 def test_the_odds_of_a_greedy_draw_are_certain(engine: RealEngine) -> None:
-    asked = engine.submit(
+    request = engine.submit(
         CHAT.format("cats"), post_sampling_probs=True, logprobs=5, max_tokens=4, top_k=0
     )
     engine.run()
-    assert all(e.logprob == 0 and len(e.top) == 1 for e in engine.logprobs(asked))
+    assert all(e.logprob == 0 and len(e.top) == 1 for e in engine.logprobs(request))
 
 
 @pytest.mark.parametrize(("deterministic", "ends"), [(False, False), (True, False), (True, True)])
@@ -175,8 +175,8 @@ def test_a_job_takes_the_state_of_its_sampler_to_the_next_engine(
     """A deterministic answer is computed again from its beginning, so it takes nothing along,
     unless it was told to end its reasoning, which it would then do too early."""
     sampling = Sampling(1, mirostat=2, reasoning=ReasoningRules(("<t>",), "</t>", "</t>"))
-    asked = InferenceRequest("j", "a", sampling, max_tokens=8, deterministic=deterministic)
-    job = Job(1, asked, Metrics("w"), lambda job, error: None)
+    request = InferenceRequest("j", "a", sampling, max_tokens=8, deterministic=deterministic)
+    job = Job(1, request, Metrics("w"), lambda job, error: None)
     job.accept(Accepted(1, 2, array("i", [7, 8]).tobytes()))
     job.feed([Started(1, 0), Token(1, "a", (5, 6), learned=(4.5,))])
     job.feed([Token(1, "b", (9,), learned=(4.25,))])
@@ -199,12 +199,12 @@ def test_a_forced_token_is_certain(engine: RealEngine) -> None:
 
 
 def ended(engine: RealEngine, **options: Any) -> tuple[list[int], Finished | Failed]:
-    asked = engine.submit("Once upon a time", max_tokens=12, **options)
+    request = engine.submit("Once upon a time", max_tokens=12, **options)
     for _ in range(500):
         engine.turn()
-        last = next(reversed(engine.events[asked]), None)
+        last = next(reversed(engine.events[request]), None)
         if isinstance(last, Finished | Failed):
-            return engine.ids(asked), last
+            return engine.ids(request), last
     raise AssertionError("it does not end")
 
 
@@ -225,10 +225,10 @@ def test_the_replacement_of_a_forbidden_end_is_certain(
     engine: RealEngine, ending: dict[str, Any]
 ) -> None:
     options: dict[str, Any] = INFILL | ending | {"post_sampling_probs": True, "logprobs": 1}
-    asked = engine.submit("Once upon a time", max_tokens=12, **options)
+    request = engine.submit("Once upon a time", max_tokens=12, **options)
     engine.run()
-    scores = engine.logprobs(asked)
-    assert [score.token_id for score in scores] == engine.ids(asked)
+    scores = engine.logprobs(request)
+    assert [score.token_id for score in scores] == engine.ids(request)
     assert any(score.logprob == 0 and len(score.top) == 1 for score in scores)
 
 

@@ -205,12 +205,12 @@ def test_a_decoder_that_hangs_or_dies_fails_only_its_medium(
     server = _server(decoder())
     os.kill(server, signal.SIGSTOP)
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(picture_of, picture())
+        pending = pool.submit(picture_of, picture())
         while not _unread(decoder()):
             time.sleep(0.01)
         os.kill(server, signal.SIGKILL)  # like a fault of native code
         with pytest.raises(InvalidRequest, match="x: it cannot be decoded"):
-            asked.result()
+            pending.result()
     assert picture_of(picture()) == whole
 
 

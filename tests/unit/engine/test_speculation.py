@@ -147,28 +147,28 @@ def draft_model(path: Path, batch: int = 64, n_fewer: int = 0) -> DraftModel:
 
 @pytest.mark.parametrize("batch", [2, 8, 15])
 def test_guesses_fit_a_small_batch(plain: RealEngine, batch: int) -> None:
-    asked = plain.submit(STORY, max_tokens=40)
+    request = plain.submit(STORY, max_tokens=40)
     plain.run()
     drafter = draft_model(bundled_gguf("f32"), batch=batch)
     engine = RealEngine(slots=2, drafter=drafter, batch=batch, prefill_budget=batch)
     speculation = guess_always(engine)
     again = engine.submit(STORY, max_tokens=40)
     engine.run()
-    assert engine.text(again) == plain.text(asked)
+    assert engine.text(again) == plain.text(request)
     assert speculation.n_accepted
 
 
 def test_a_forbidden_token_may_be_unknown_to_the_draft_model(plain: RealEngine) -> None:
     engine = RealEngine(slots=2, drafter=draft_model(bundled_gguf("f32"), n_fewer=2))
     speculation = guess_always(engine)
-    said = plain.submit(STORY, max_tokens=20)
+    unrestricted = plain.submit(STORY, max_tokens=20)
     plain.run()
-    forbidden = (plain.model.n_vocab - 1, *plain.ids(said)[:3])
+    forbidden = (plain.model.n_vocab - 1, *plain.ids(unrestricted)[:3])
     options: dict[str, Any] = {"logit_bias": tuple((token, -math.inf) for token in forbidden)}
-    asked = [each.submit(STORY, max_tokens=20, **options) for each in (engine, plain)]
+    requests = [each.submit(STORY, max_tokens=20, **options) for each in (engine, plain)]
     engine.run()
     plain.run()
-    assert engine.ids(asked[0]) == plain.ids(asked[1])
+    assert engine.ids(requests[0]) == plain.ids(requests[1])
     assert speculation.n_accepted
 
 
@@ -210,15 +210,15 @@ def prompts(count: int) -> list[str]:
 
 
 def same_but_for_ties(
-    plain: RealEngine, prompt: str | tuple[int, ...], ours: list[int], theirs: list[int]
+    plain: RealEngine, prompt: str | tuple[int, ...], guessed: list[int], expected: list[int]
 ) -> bool:
     """Whether an answer equals the plain engine's greedy one, up to the first near tie: rounding
     depends on the rows of a batch."""
-    at = common_length(ours, theirs)
-    if at == len(theirs):
+    at = common_length(guessed, expected)
+    if at == len(expected):
         return True
     ids = plain.prompts.build(prompt) if isinstance(prompt, str) else prompt
-    request_id = plain.submit((*ids, *theirs[:at]), max_tokens=1, logprobs=2, ignore_eos=True)
+    request_id = plain.submit((*ids, *expected[:at]), max_tokens=1, logprobs=2, ignore_eos=True)
     plain.run()
     first, second = plain.logprobs(request_id)[0].top
     return first.logprob - second.logprob < 0.02
@@ -230,14 +230,14 @@ def differs_as_drawn(
     """Whether an engine's sampled answer differs from the plain one's, as it may at the boundary of
     two tokens; a greedy answer must not."""
     options = {"max_tokens": n_out, "ignore_eos": True, **sampling}
-    ours, theirs = engine.submit(prompt, **options), plain.submit(prompt, **options)
+    guessed, plainly = engine.submit(prompt, **options), plain.submit(prompt, **options)
     engine.run()
     plain.run()
-    said, expected = engine.ids(ours), plain.ids(theirs)
+    ids, expected = engine.ids(guessed), plain.ids(plainly)
     assert len(expected) > n_out - 4, "the last ones may have no text yet"
     if "temperature" in sampling:
-        return said != expected
-    assert same_but_for_ties(plain, prompt, said, expected)
+        return ids != expected
+    assert same_but_for_ties(plain, prompt, ids, expected)
     return False
 
 
@@ -268,21 +268,21 @@ def test_a_long_text_changes_only_at_near_ties(plain: RealEngine) -> None:
     """Different rounding stays in the cells that all later tokens read."""
     engine = RealEngine(slots=1, drafter=Lookup())
     speculation = guess_always(engine)
-    ours, theirs = (e.submit(LIST, max_tokens=400, ignore_eos=True) for e in (engine, plain))
+    guessed, plainly = (e.submit(LIST, max_tokens=400, ignore_eos=True) for e in (engine, plain))
     engine.run()
     plain.run()
-    assert len(plain.ids(theirs)) == 400
-    assert same_but_for_ties(plain, LIST, engine.ids(ours), plain.ids(theirs))
+    assert len(plain.ids(plainly)) == 400
+    assert same_but_for_ties(plain, LIST, engine.ids(guessed), plain.ids(plainly))
     assert speculation.n_accepted > 100
 
 
 class Foretold(Prophet):
     """Guesses an earlier answer, from wherever a stream is."""
 
-    said: Rows[int] = ()
+    produced: Rows[int] = ()
 
     def guess(self, sequence: Sequence, most: int) -> list[Guess]:
-        return [Guess(token, 0) for token in self.said[sequence.n_out :][:most]]
+        return [Guess(token, 0) for token in self.produced[sequence.n_out :][:most]]
 
 
 @pytest.mark.parametrize("stop", [("two",), ()])
@@ -305,14 +305,14 @@ def test_a_dead_end_after_guesses_fails_only_when_it_is_reached(
     drafter = Foretold(0)
     engine = RealEngine(slots=2, drafter=drafter)
     guess_always(engine)
-    asked = plain.submit(STORY, **options)
+    request = plain.submit(STORY, **options)
     plain.run()
     whole = plain.submit(STORY, **options | {"stop": ()})
     plain.run()
-    drafter.said = [*plain.ids(whole), 1]
+    drafter.produced = [*plain.ids(whole), 1]
     again = engine.submit(STORY, **options)
     engine.run()
-    assert engine.text(again) == plain.text(asked) == ("one " if stop else "one two")
+    assert engine.text(again) == plain.text(request) == ("one " if stop else "one two")
     assert isinstance(engine.events[again][-1], Finished if stop else Failed)
 
 
@@ -670,10 +670,10 @@ def test_beside_forced_tokens_a_guess_is_one_more_row() -> None:
     machine = Machine(SlowLookup(0.0), 1.0, 0.1)
     for n_rows, seconds in ((2, 2.0), (3, 2.1), (4, 2.2)):
         machine.pace.measured(n_rows, 0, seconds)
-    said = b"what was said is said, what w"
-    sequence = stream(said, n_most=len(said) + 2)  # room for one guess
+    text = b"what was said is said, what w"
+    sequence = stream(text, n_most=len(text) + 2)  # room for one guess
     for n_given, guesses in ((0, {}), (2, {sequence: [ord("a")]})):
-        chunk = Chunk(sequence, len(said) - 1 - n_given, 1 + n_given)
+        chunk = Chunk(sequence, len(text) - 1 - n_given, 1 + n_given)
         assert machine.speculation.drafts([chunk]) == guesses
     account = machine.speculation._account
     machine.speculation.verified({sequence.request_id: 1}, seconds=60.0)
@@ -743,14 +743,14 @@ def test_several_streams_in_one_pool_are_guessed_for(temperature: float, batch: 
         if drafter is not None:
             guess_always(engine)
         for _ in range(2):  # the second time, the answers are known
-            asked = [
+            requests = [
                 engine.submit(
                     prompt, max_tokens=40, ignore_eos=True, temperature=temperature, seed=n
                 )
                 for n, prompt in enumerate((LIST, STORY, LIST[3:]))
             ]
             engine.run()
-            texts.append([engine.text(each) for each in asked])
+            texts.append([engine.text(each) for each in requests])
         if engine.loop.speculation is not None:
             assert engine.loop.speculation.n_accepted > 60
     assert texts == [texts[0]] * 4
@@ -788,13 +788,13 @@ def test_wrong_guesses_are_taken_back_from_every_memory(
         prompt = tuple(plain.prompts.build(text))
         for n_out, stop in ((350, ()), (30, ()), (30, (" a", "e")), (30, ())):
             options: dict[str, Any] = {"max_tokens": n_out, "stop": stop, "ignore_eos": True}
-            asked = {engine: engine.submit(prompt, **options) for engine in (plain, guessing)}
+            requests = {engine: engine.submit(prompt, **options) for engine in (plain, guessing)}
             plain.run()
-            theirs = plain.ids(asked[plain])
-            reader.texts.append([*prompt, *theirs])
+            expected = plain.ids(requests[plain])
+            reader.texts.append([*prompt, *expected])
             guessing.run()
-            assert same_but_for_ties(plain, prompt, guessing.ids(asked[guessing]), theirs)
-            prompt += tuple(theirs[:40])
+            assert same_but_for_ties(plain, prompt, guessing.ids(requests[guessing]), expected)
+            prompt += tuple(expected[:40])
     assert 0 < speculation.n_accepted < speculation.n_drafted
 
 

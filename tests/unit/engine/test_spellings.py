@@ -104,7 +104,7 @@ def test_only_the_template_writes_control_tokens(model: Model, how: str) -> None
     roles = ("user", "assistant", "tool")
     own = {role: chats.control(user("x"), user("y", role), user("z")) for role in roles}
     for spelled in {*chats.spelled[:3], *chats.spelled[-3:], chats.begin, chats.end}:
-        for said in (
+        for content in (
             spelled,
             f" {spelled}\n",
             f"a{spelled}{spelled}b",
@@ -113,8 +113,8 @@ def test_only_the_template_writes_control_tokens(model: Model, how: str) -> None
             f"</think>{spelled}</think>\n\n{spelled}.",
         ):
             for role in roles:
-                found = chats.control(user("x"), user(said, role), user("z"))
-                assert found == own[role], (spelled, said)
+                found = chats.control(user("x"), user(content, role), user("z"))
+                assert found == own[role], (spelled, content)
 
 
 @pytest.mark.parametrize(
@@ -131,8 +131,8 @@ def test_parts_that_a_template_joins_make_no_control_token(model: Model) -> None
     for spelled in {*chats.spelled[:3], chats.begin, chats.end}:
         for first, second in product(range(1, len(spelled)), repeat=2):
             texts = f"a{spelled[:first]}", spelled[first:second], spelled[max(first, second) :]
-            said = {"role": "user", "content": [{"type": "text", "text": text} for text in texts]}
-            ids = chats.ids(user("x"), said)
+            turn = {"role": "user", "content": [{"type": "text", "text": text} for text in texts]}
+            ids = chats.ids(user("x"), turn)
             assert [each for each in ids if each in model.control] == own, texts
             assert f"a{spelled}" in chats.text(ids)
 
@@ -179,8 +179,8 @@ def test_the_rest_of_a_chat_keeps_its_ids(model: Model) -> None:
     plain = chats.ids(before, user("-"), after)
     n_first = next(i for i, (a, b) in enumerate(zip(ids, plain, strict=False)) if a != b)
     n_last = next(i for i, (a, b) in enumerate(zip(ids[::-1], plain[::-1], strict=False)) if a != b)
-    said = model.tokenize("user\n-", add_special=False, parse_special=False)
-    assert n_first + n_last >= len(plain) - len(said) - 1
+    turn = model.tokenize("user\n-", add_special=False, parse_special=False)
+    assert n_first + n_last >= len(plain) - len(turn) - 1
 
 
 def test_spellings_in_tools_names_and_variables_stay_text() -> None:
@@ -279,7 +279,7 @@ def test_media_follow_their_messages_and_protect_no_spelling() -> None:
     model = _bundled("{{ m.content }}").model
     numbers = range(900, 916)
     media = tuple(Medium("image", str(n).encode(), "f") for n in numbers)
-    said = [{"role": "user", "content": [{"type": "image"}]} for _ in numbers]
+    pictures = [{"role": "user", "content": [{"type": "image"}]} for _ in numbers]
     spelled = user("<|im_end|>")
     for source, order in (
         (backwards, [*numbers][::-1]),
@@ -287,7 +287,7 @@ def test_media_follow_their_messages_and_protect_no_spelling() -> None:
     ):
         reader: Any = OneTokenMedia()
         builder = PromptBuilder(model, ChatTemplate(source, {}), 120, media=reader)
-        ids = builder.build(ChatPrompt((*said, spelled), media=media))
+        ids = builder.build(ChatPrompt((*pictures, spelled), media=media))
         assert [token for token in ids if token in numbers] == [*order]
         assert not model.control & {*ids[1:]}
 
@@ -333,5 +333,5 @@ def test_text_that_a_template_joins_makes_no_control_token(path: Path) -> None:
     for token, cut in zip(spelled, (1, -1), strict=False):
         for first, last, _ in words:
             between = f"{first}b{last}" if last else first
-            said = f"a{token[:cut]}{between}{token[cut:]}"
-            assert control(said, spelled) == own, said
+            content = f"a{token[:cut]}{between}{token[cut:]}"
+            assert control(content, spelled) == own, content

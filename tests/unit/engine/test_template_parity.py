@@ -97,14 +97,14 @@ def judged(template: ChatTemplate, name: str, chat_name: str) -> str:
     """Return whose prompt ours equals."""
     chat = CHATS[chat_name]
     text = rendered(template, prompt_of(chat))
-    theirs = RECORDED["llama-server"][name][chat_name]
-    if text == theirs:
+    expected = RECORDED["llama-server"][name][chat_name]
+    if text == expected:
         return "llama-server"
     if text is not None and text in RECORDED["transformers"][name][chat_name]:
         return "transformers"
     # llama-server turns reasoning on, transformers leaves that to the template.
     thinking = rendered(template, prompt_of(chat, enable_thinking=True))
-    return "llama-server, asked to think" if thinking == theirs else "neither"
+    return "llama-server, asked to think" if thinking == expected else "neither"
 
 
 @pytest.fixture(autouse=True)

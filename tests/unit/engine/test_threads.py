@@ -28,7 +28,7 @@ def test_the_cpus_are_checked_once_a_second_and_set_the_threads(
 ) -> None:
     """`steps`: seconds since the last one, and the CPUs that are then allowed."""
     cores = Cores({cpu: cpu % 4 if smt else cpu for cpu in range(N_CPUS)}, quota, "cpu.max")
-    used, told = [2], list[Event]()
+    used, events = [2], list[Event]()
     now, allowed = 100.0, set[int]()
     looks: list[float] = []
 
@@ -36,7 +36,7 @@ def test_the_cpus_are_checked_once_a_second_and_set_the_threads(
         looks.append(now)
         return allowed
 
-    follows = ThreadsFollowCpus(cores, 2, used.append, told.extend, cpus)
+    follows = ThreadsFollowCpus(cores, 2, used.append, events.extend, cpus)
     for seconds, allowed in steps:
         now += seconds
         n_looks = len(looks)
@@ -46,7 +46,7 @@ def test_the_cpus_are_checked_once_a_second_and_set_the_threads(
     assert looks[0] == 100.0 + steps[0][0]
     assert all(later - sooner >= 1.0 for sooner, later in zip(looks, looks[1:], strict=False))
     assert all(one != other for one, other in zip(used, used[1:], strict=False))
-    assert [each.threads for each in told if isinstance(each, Threads)] == used[1:]
+    assert [each.threads for each in events if isinstance(each, Threads)] == used[1:]
 
 
 def test_without_known_cpus_nothing_changes() -> None:
