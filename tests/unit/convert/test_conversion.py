@@ -132,9 +132,9 @@ def test_a_note_replaces_the_live_line_of_a_terminal(
     report = Reporter("bar")
     report.step("convert", 2_000_000, 4_000_000)
     report.note("done")
-    _, shown, said = terminal.getvalue().split("\r\x1b[K")
+    _, shown, note = terminal.getvalue().split("\r\x1b[K")
     assert re.fullmatch(r"converting  █{12}░{12}  50 %  2\.0 of 4\.0 MB  \d+\.\d MB/s", shown)
-    assert said == "note: done\n"
+    assert note == "note: done\n"
 
 
 @pytest.mark.parametrize("style", ["bar", "json"])

@@ -73,8 +73,8 @@ def test_the_whole_tokenizer_of_the_package(tmp_path: Path, definition: str) -> 
         packed.extractall(tmp_path, filter="data")
     models = tmp_path / "package/models"
     for name, trim in (("tokenizer.json", trimmed), ("tokenizer_config.json", trimmed_settings)):
-        ours = json.loads((DATA / definition / name).read_text("utf-8"))
-        assert trim(json.loads((models / name).read_text("utf-8"))) == ours
+        stored = json.loads((DATA / definition / name).read_text("utf-8"))
+        assert trim(json.loads((models / name).read_text("utf-8"))) == stored
     folder = checkpoint(tmp_path / definition, definition)
     for file in models.iterdir():
         shutil.copy(file, folder)

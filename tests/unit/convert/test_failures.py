@@ -110,8 +110,8 @@ def rope(kind: str, **values: object) -> Damage:
     return config(rope_parameters={"rope_type": kind, "rope_theta": 1e6, "factor": 8.0, **values})
 
 
-def sections(*given: object) -> Damage:
-    ropes = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": given}
+def sections(*numbers: object) -> Damage:
+    ropes = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": numbers}
 
     def damage(folder: Path) -> None:
         with rewritten(folder / "config.json") as config:
@@ -294,9 +294,9 @@ def test_a_head_that_the_configuration_ties_is_named(
     source = Path(shutil.copytree(TINY, tmp_path / "tied"))
     add_head(source, is_own)
     target = converted(source, tmp_path / "m.gguf")
-    said = capsys.readouterr().err
-    assert ("note: the output head is kept: tie_word_embeddings is true" in said) is is_own
-    assert ("note: left out lm_head.weight: the embedding" in said) is not is_own
+    error = capsys.readouterr().err
+    assert ("note: the output head is kept: tie_word_embeddings is true" in error) is is_own
+    assert ("note: left out lm_head.weight: the embedding" in error) is not is_own
     names = [tensor.name for tensor in gguf.GGUFReader(target).tensors]
     assert ("output.weight" in names) is is_own
 
@@ -345,8 +345,8 @@ def test_an_invalid_number_of_threads_is_refused(
     with pytest.raises(SystemExit) as left:
         cli.run([str(TINY), str(target), "--threads", number])
     assert left.value.code == 2 and not target.exists()
-    assert "--threads" in (told := capsys.readouterr().err)
-    assert "is not a whole number from 1 to 1024" in told
+    assert "--threads" in (error := capsys.readouterr().err)
+    assert "is not a whole number from 1 to 1024" in error
 
 
 def test_json_progress_ends_with_the_error(tmp_path: Path) -> None:
@@ -468,8 +468,8 @@ def test_a_full_disk_is_reported_before_anything_is_written(
         without.setattr("worker.convert.weights.check_space", lambda *_: None)
         converted(TINY, target, "--outtype", "q4_k_m")
     assert verified(TINY, target) == 3
-    told = f"{target.parent} has {room:,} bytes free, quantising again, to compare model.gguf with"
-    assert told in capsys.readouterr().err
+    words = f"{target.parent} has {room:,} bytes free, quantising again, to compare model.gguf with"
+    assert words in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -496,8 +496,8 @@ def test_a_disk_that_others_fill_meanwhile_is_named(
             mounts.enter_context(mounted(disk, f"size={room}"))
         except MountRefused:
             pytest.skip("only root may mount")
-        given = [str(TINY), str(disk / "m.gguf"), "--outtype", outtype, "--progress", "none"]
-        assert cli.run(given) == 3
+        arguments = [str(TINY), str(disk / "m.gguf"), "--outtype", outtype, "--progress", "none"]
+        assert cli.run(arguments) == 3
         assert words in capsys.readouterr().err
         assert list(disk.iterdir()) == []
 
@@ -533,9 +533,9 @@ def test_the_importance_matrix_is_not_overwritten(
 ) -> None:
     (matrix := tmp_path / "matrix.gguf").write_bytes(b"hours of work")
     (tmp_path / "link.gguf").symlink_to(matrix)
-    given = ["--outtype", "q4_k_m", "--imatrix", str(matrix), "--overwrite", "--progress", "none"]
+    flags = ["--outtype", "q4_k_m", "--imatrix", str(matrix), "--overwrite", "--progress", "none"]
     for name in ("matrix.gguf", "link.gguf"):
-        assert cli.run([str(TINY), str(tmp_path / name), *given]) == 2
+        assert cli.run([str(TINY), str(tmp_path / name), *flags]) == 2
         assert f"{name} is read for this conversion" in capsys.readouterr().err
     assert matrix.read_bytes() == b"hours of work"
 
@@ -544,17 +544,17 @@ def test_an_importance_matrix_that_nothing_would_use_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = tmp_path / "m.gguf"
-    given = ["--outtype", "q8_0", "--imatrix", str(tmp_path / "nowhere"), "--progress", "none"]
-    assert cli.run([str(TINY), str(target), *given]) == 2
+    flags = ["--outtype", "q8_0", "--imatrix", str(tmp_path / "nowhere"), "--progress", "none"]
+    assert cli.run([str(TINY), str(target), *flags]) == 2
     assert "--imatrix is given, but nothing uses it" in capsys.readouterr().err
-    given = ["--outtype", "q4_k_m", "--imatrix", str(TINY), "--progress", "none"]
-    assert cli.run([str(TINY), str(target), *given]) == 3
+    flags = ["--outtype", "q4_k_m", "--imatrix", str(TINY), "--progress", "none"]
+    assert cli.run([str(TINY), str(target), *flags]) == 3
     assert f"--imatrix {TINY} is not a file" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
     matrix = tmp_path / "another.gguf"
     files.write_importance(matrix, {"blk.99.ffn_up.weight": np.linspace(1, 9, 256)})
-    given = ["--outtype", "q4_k_m", "--imatrix", str(matrix), "--progress", "none"]
-    assert cli.run([str(TINY), str(target), *given]) == 3
+    flags = ["--outtype", "q4_k_m", "--imatrix", str(matrix), "--progress", "none"]
+    assert cli.run([str(TINY), str(target), *flags]) == 3
     assert "measures none of the model's tensors" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == [matrix]
 
@@ -604,8 +604,8 @@ def test_a_command_that_shows_no_progress_has_no_such_flag(
     with pytest.raises(SystemExit) as exit:
         cli.run([*command.split(), "--progress", "json"])
     assert exit.value.code == 2
-    told = f"--progress is not a flag of llorch-convert {command.split()[0]}"
-    assert told in capsys.readouterr().err
+    words = f"--progress is not a flag of llorch-convert {command.split()[0]}"
+    assert words in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("flag", ["q8_0", "q4_k_m"])
@@ -646,9 +646,9 @@ def test_a_file_that_appeared_during_a_conversion_is_kept(
 ) -> None:
     path = tmp_path / "m.gguf"
 
-    def while_another_writes(*given: Any) -> Any:
+    def while_another_writes(*arguments: Any) -> Any:
         path.write_text("another's")
-        return prepare_checked(*given)
+        return prepare_checked(*arguments)
 
     monkeypatch.setattr(convert, "prepare_checked", while_another_writes)
     assert cli.run([str(TINY), str(path), "--progress", "none"]) == 3
@@ -680,8 +680,8 @@ def test_a_closed_pipe_ends_the_command_quietly(tmp_path: Path) -> None:
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert child.stdout is not None
     child.stdout.close()
-    _, said = child.communicate(timeout=60)
-    assert (child.returncode, said) == (128 + signal.SIGPIPE, b"")
+    _, error = child.communicate(timeout=60)
+    assert (child.returncode, error) == (128 + signal.SIGPIPE, b"")
 
 
 def test_with_closed_standard_files_a_model_is_written_correctly(tmp_path: Path) -> None:
@@ -698,8 +698,8 @@ def test_a_pre_tokenizer_that_llama_cpp_does_not_have_is_refused_by_its_flag(
     name: str, hint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = tmp_path / "m.gguf"
-    given = ["--pre-tokenizer", name, "--progress", "none"]
-    assert cli.run([str(TINY), str(target), *given]) == 2
-    told = capsys.readouterr().err
-    assert f"--pre-tokenizer is {name!r}, which llama.cpp does not have{hint}" in told
-    assert ".llorch-scratch" not in told and list(tmp_path.iterdir()) == []
+    flags = ["--pre-tokenizer", name, "--progress", "none"]
+    assert cli.run([str(TINY), str(target), *flags]) == 2
+    error = capsys.readouterr().err
+    assert f"--pre-tokenizer is {name!r}, which llama.cpp does not have{hint}" in error
+    assert ".llorch-scratch" not in error and list(tmp_path.iterdir()) == []

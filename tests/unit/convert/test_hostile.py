@@ -171,8 +171,8 @@ def test_a_mutated_checkpoint_is_converted_or_refused(
                 prepare(source, Options()).close()
             except ModelError as error:
                 refused += 1
-                said = error.message
-                assert "\n" not in said and len(said) < 1100, said[:200]
+                message = error.message
+                assert "\n" not in message and len(message) < 1100, message[:200]
             except BaseException:
                 shutil.copytree(source, tmp_path / f"failed-{n}")
                 raise

@@ -79,10 +79,10 @@ def name_ends(folder: Path, ends: dict[int, str]) -> None:
 
 def split_as_published(folder: Path, index: bytes, found: Shapes) -> None:
     """Write shards by the repository's own index, which has the total size of its tensors."""
-    said = json.loads(index)
-    shapes = {name: found[RENAMED.sub("", name)] for name in said["weight_map"]}
+    listed = json.loads(index)
+    shapes = {name: found[RENAMED.sub("", name)] for name in listed["weight_map"]}
     assert len(shapes) == len(found)
-    assert 2 * sum(map(math.prod, shapes.values())) == said["metadata"]["total_size"]
+    assert 2 * sum(map(math.prod, shapes.values())) == listed["metadata"]["total_size"]
     published.write_shards(folder, index, shapes)
 
 

@@ -544,16 +544,16 @@ def test_an_mlx_checkpoint_equals_the_conversion_of_its_values(
     stacks: dict[str, list[tuple[str, np.ndarray]]] = {}
     for name in [name for name in values if name.endswith("kv_b_proj.weight")]:
         heads = values[name][1].reshape(4, 16 + 24, -1)
-        ours = {"embed_q": heads[:, :16].swapaxes(1, 2), "unembed_out": heads[:, 16:]}
+        halves = {"embed_q": heads[:, :16].swapaxes(1, 2), "unembed_out": heads[:, 16:]}
         del stored[name]
-        for end, half in ours.items():
+        for end, half in halves.items():
             stored[name.replace("kv_b_proj", end)] = ("F32", np.ascontiguousarray(half))
     wanted = re.compile(r".*(_proj|embed_tokens|head)\.weight")
     fit = [name for name, (_, data) in stored.items() if data.shape[-1] % 16 == 0]
     for name in filter(wanted.fullmatch, fit):
         n_bits = 8 if "q_proj" in name else 4
-        given = stored.pop(name)[1]
-        parts, whole = nvfp4(given) if mode and n_bits == 4 else affine(given, n_bits)
+        unpacked = stored.pop(name)[1]
+        parts, whole = nvfp4(unpacked) if mode and n_bits == 4 else affine(unpacked, n_bits)
         values[name] = ("F32", whole)
         stem = name.removesuffix("weight")
         into, member = re.subn(r"experts\.\d+", "switch_mlp", stem)
@@ -597,10 +597,10 @@ def test_four_bit_experts_are_converted(tmp_path: Path) -> None:
     edit(source / "config.json", quantization_config=packed(4))
     target = converted(source, tmp_path)
     for layer in range(2):
-        for ours, theirs in {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}.items():
+        for ggufs, published in {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}.items():
             experts = f"model.layers.{layer}.mlp.experts"
-            stack = [expected[f"{experts}.{i}.{theirs}.weight"] for i in range(4)]
-            got = tensor(target, f"blk.{layer}.ffn_{ours}_exps.weight")
+            stack = [expected[f"{experts}.{i}.{published}.weight"] for i in range(4)]
+            got = tensor(target, f"blk.{layer}.ffn_{ggufs}_exps.weight")
             assert np.array_equal(got, np.stack(stack))
 
 

@@ -94,8 +94,8 @@ def test_which_type_a_tensor_gets(
 def test_the_package_reads_what_was_written() -> None:
     values: npt.NDArray[Any] = np.linspace(-3, 3, 256, dtype=np.float32).reshape(4, 64)
     for kind in KINDS:
-        theirs = gguf.dequantize(encode(values, kind), gguf.GGMLQuantizationType[kind])
-        assert np.array_equal(decode(encode(values, kind), kind), np.ravel(theirs))
+        read = gguf.dequantize(encode(values, kind), gguf.GGMLQuantizationType[kind])
+        assert np.array_equal(decode(encode(values, kind), kind), np.ravel(read))
 
 
 @pytest.mark.parametrize(

@@ -157,8 +157,8 @@ def test_null_is_accepted_wherever_a_key_may_be_absent(tmp_path: Path, family: s
         return True
 
     classes = json.loads((files_of(package) / "classes.json").read_text())
-    said = classes.get(config.get("text_config", config)["model_type"].removesuffix("_text"), {})
-    for key in config.keys() - said.get("nullable", ()):
+    known = classes.get(config.get("text_config", config)["model_type"].removesuffix("_text"), {})
+    for key in config.keys() - known.get("nullable", ()):
         without = {name: value for name, value in config.items() if name != key}
         assert is_taken(without) == is_taken({**config, key: None}), key
 

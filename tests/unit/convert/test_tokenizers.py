@@ -331,7 +331,7 @@ def test_special_tokens_templates_and_all_ends_are_converted(tmp_path: Path) -> 
 def test_of_several_templates_of_a_name_the_latest_form_counts(tmp_path: Path) -> None:
     named = {name: name or "none" for name in ("default", "tool-use é", "")}
     listed = [{"name": name, "template": template} for name, template in named.items()]
-    given: list[tuple[str, str]] = [
+    templates: list[tuple[str, str]] = [
         ("tokenizer_config.json", json.dumps({"chat_template": listed})),
         ("tokenizer_config.json", json.dumps({"chat_template": {**named, "default": "named"}})),
         ("chat_template.json", json.dumps({"chat_template": "in JSON"})),
@@ -339,7 +339,7 @@ def test_of_several_templates_of_a_name_the_latest_form_counts(tmp_path: Path) -
     ]
     byte_level(tmp_path, [pre.ByteLevel(add_prefix_space=False)])
     defaults = ("default", "named", "in JSON", "in a file")
-    for (file, text), default in zip(given, defaults, strict=True):
+    for (file, text), default in zip(templates, defaults, strict=True):
         (tmp_path / file).write_text(text)
         load(tmp_path, {"eos_token_id": 1}).close()
         layout = read_layout(tmp_path / "vocabulary.gguf")
@@ -585,8 +585,8 @@ def test_of_added_tokens_json_those_with_a_role_are_control_tokens(tmp_path: Pat
 @pytest.mark.parametrize("file", ["config.json", "text_config"])
 def test_the_end_of_a_text_is_found_on_either_level(tmp_path: Path, file: str) -> None:
     train_sentencepiece(tmp_path, "bpe", byte_fallback=True, remove_extra_whitespaces=False)
-    said = {"eos_token_id": [2, 7]}
-    checkpoint = Checkpoint(tmp_path, {"text_config": said} if file == "text_config" else said, {})
+    ends = {"eos_token_id": [2, 7]}
+    checkpoint = Checkpoint(tmp_path, {"text_config": ends} if file == "text_config" else ends, {})
     vocabulary = read_vocabulary(checkpoint, 1500)
     vocabulary.special_ids.pop("eos")
     assert special_tokens(checkpoint, vocabulary)["llorch.convert.eog_token_ids"] == [2, 7]

@@ -108,23 +108,23 @@ Ministral3ForCausalLM Mistral4ForCausalLM""".split()
 
 def test_list_shows_our_models_and_the_scripts(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["list", "--families"]) == 0
-    ours, _, others = capsys.readouterr().out.partition("with llama.cpp's own converter")
-    assert "LlamaForCausalLM" in ours and "BloomForCausalLM" not in ours
+    own, _, others = capsys.readouterr().out.partition("with llama.cpp's own converter")
+    assert "LlamaForCausalLM" in own and "BloomForCausalLM" not in own
     assert "BloomForCausalLM" in others and "LlamaForCausalLM" not in others.split()
-    names = [name for line in ours.splitlines()[:-1] for name in line.split(", ")]
+    names = [name for line in own.splitlines()[:-1] for name in line.split(", ")]
     assert len(set(names)) > 50
-    assert len({line.index(line.split()[1]) for line in ours.splitlines()[:-1]}) == 1, "a column"
+    assert len({line.index(line.split()[1]) for line in own.splitlines()[:-1]}) == 1, "a column"
 
 
 def test_commonly_converted_models_are_known_to_us_or_the_script() -> None:
     """Prints the list; a name that neither supports does not exist in llama.cpp's converter."""
-    ours = {name for family in FAMILIES for name in family.names}
-    missing = upstream.classes() - ours
-    print(f"{len(ours)} ours, {len(missing)} by llama.cpp's own converter:", *sorted(missing))
-    print("asked for:", *(f"{name} {'ours' if name in ours else 'the script'};" for name in WANTED))
-    assert [name for name in WANTED if name not in ours | upstream.classes()] == []
+    own = {name for family in FAMILIES for name in family.names}
+    missing = upstream.classes() - own
+    print(f"{len(own)} ours, {len(missing)} by llama.cpp's own converter:", *sorted(missing))
+    print("asked for:", *(f"{name} {'ours' if name in own else 'the script'};" for name in WANTED))
+    assert [name for name in WANTED if name not in own | upstream.classes()] == []
     assert len(upstream.classes()) > 200
-    assert {"LlamaForCausalLM", "Qwen3ForCausalLM"} <= ours & upstream.classes()
+    assert {"LlamaForCausalLM", "Qwen3ForCausalLM"} <= own & upstream.classes()
 
 
 @pytest.mark.skipif(bool(HAS_TORCH), reason="PyTorch is here")
@@ -229,17 +229,17 @@ def test_published_names_are_converted_and_served(
     target = converted(source, tmp_path / "model.gguf", "--outtype", "bf16")
     assert verified(source, target) == 0
     (tmp_path / "script").mkdir()
-    theirs = upstream.convert(Checkpoint.open(source), tmp_path / "script").path
-    ours = {tensor.name: tensor for tensor in gguf.GGUFReader(target).tensors}
-    for tensor in gguf.GGUFReader(theirs).tensors:
+    scripts = upstream.convert(Checkpoint.open(source), tmp_path / "script").path
+    own = {tensor.name: tensor for tensor in gguf.GGUFReader(target).tensors}
+    for tensor in gguf.GGUFReader(scripts).tensors:
         got, wanted = (
             each.data
             if each.tensor_type == gguf.GGMLQuantizationType.I32
             else gguf.dequantize(each.data, each.tensor_type)
-            for each in (ours.pop(tensor.name), tensor)
+            for each in (own.pop(tensor.name), tensor)
         )
         assert np.array_equal(got.reshape(-1), wanted.reshape(-1)), tensor.name
-    assert not ours
+    assert not own
     worker = start_worker("--model", str(target))
     if not embeds:
         streams(worker)

@@ -53,7 +53,7 @@ def test_every_random_change_is_found(outtype: str, n_changes: int, tmp_path: Pa
     target = converted(source, tmp_path / "model.gguf", "--outtype", outtype)
     assert check(source, target) > 10
     layout = read_layout(target)
-    whole, said = target.read_bytes(), meaning(layout)
+    whole, meant = target.read_bytes(), meaning(layout)
     end = whole.index(layout.tensors[0].name.encode())  # In the metadata.
     draw, changed = random.Random(f"{outtype} {n_changes}"), tmp_path / "changed.gguf"
     missed = []
@@ -67,7 +67,7 @@ def test_every_random_change_is_found(outtype: str, n_changes: int, tmp_path: Pa
         data[position] ^= 1 << draw.randrange(8)
         changed.write_bytes(data)
         try:
-            if n % 2 == 0 and meaning(read_layout(changed)) == said:
+            if n % 2 == 0 and meaning(read_layout(changed)) == meant:
                 continue  # Such as a boolean that is 3 instead of 1.
         except ModelError:
             pass
@@ -85,9 +85,9 @@ def test_one_bit_of_a_k_quant_is_found_and_its_importance_matrix_asked_for(
 ) -> None:
     source, name = checkpoint("llama-3.1", tmp_path), "blk.0.ffn_up.weight"
     write_importance(tmp_path / "importance.gguf", {name: np.linspace(1, 90, 64)})
-    given = ["--imatrix", str(tmp_path / "importance.gguf")]
-    target = converted(source, tmp_path / "model.gguf", "--outtype", "q4_k_m", *given)
-    assert verified(source, target, *given) == 0
+    flags = ["--imatrix", str(tmp_path / "importance.gguf")]
+    target = converted(source, tmp_path / "model.gguf", "--outtype", "q4_k_m", *flags)
+    assert verified(source, target, *flags) == 0
     assert verified(source, target) == 3
     assert "with --imatrix" in capsys.readouterr().err
     tensor = next(t for t in read_layout(target).tensors if t.name == name)
@@ -96,7 +96,7 @@ def test_one_bit_of_a_k_quant_is_found_and_its_importance_matrix_asked_for(
         (last,) = file.read(1)
         file.seek(-1, 1)
         file.write(bytes([last ^ 1]))
-    assert verified(source, target, *given) == 3
+    assert verified(source, target, *flags) == 3
     assert f"{name} failed: its bytes" in capsys.readouterr().err
     assert not list(tmp_path.glob(".llorch-scratch-*"))
 
@@ -138,11 +138,11 @@ def test_verify_needs_the_given_pre_tokenizer_and_name(
     target = converted(source, tmp_path / "model.gguf", *flags)
     assert verified(source, target, *flags) == 0
     assert verified(source, target, *flags[2:]) == 3
-    told = capsys.readouterr().err
-    assert "general.name failed: it has 'Mine' instead of 'llama'; --name must be given" in told
+    error = capsys.readouterr().err
+    assert "general.name failed: it has 'Mine' instead of 'llama'; --name must be given" in error
     assert verified(source, target, *flags[:2]) == 3
-    told = capsys.readouterr().err
-    assert "tokenizer.ggml.pre failed" in told and "--pre-tokenizer must be given" in told
+    error = capsys.readouterr().err
+    assert "tokenizer.ggml.pre failed" in error and "--pre-tokenizer must be given" in error
 
 
 def test_a_file_of_an_earlier_build_has_the_same_words_for_token_ids_that_differ(
@@ -165,8 +165,8 @@ def test_a_key_that_one_side_lacks_is_reported_as_missing(
     write_importance(matrix, {"blk.0.ffn_up.weight": np.linspace(1, 90, 64)})
     target = converted(source, tmp_path / "model.gguf", "--outtype", "q4_k_m")
     assert verified(source, target, "--imatrix", str(matrix)) == 3
-    told = capsys.readouterr().err
-    assert "imatrix_sha256 failed: the file lacks it; --imatrix must be given, or not" in told
+    error = capsys.readouterr().err
+    assert "imatrix_sha256 failed: the file lacks it; --imatrix must be given, or not" in error
     assert verify._difference([], ["string", "x"]) == "the source does not have it"
 
 
