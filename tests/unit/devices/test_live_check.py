@@ -122,12 +122,12 @@ def test_the_memory_of_another_process_does_not_count_with_the_hosts_process_ids
     check: Check,
 ) -> None:
     """As in a container, where the driver lists the host's process ids."""
-    ours, other, later = (os.getpid() + n for n in (1, 2, 3))
-    at_load = Nvml(0, {ours: 7 * GIB, other: GIB})
+    own, other, later = (os.getpid() + n for n in (1, 2, 3))
+    at_load = Nvml(0, {own: 7 * GIB, other: GIB})
     check(70 * GIB, nvml=at_load)
     held = replace(HELD, holder_pids=live_check.holders(SELECTED, HELD))
-    assert held.holder_pids == (ours,)
-    check(30 * GIB, nvml=Nvml(0, {ours: 7 * GIB, later: 40 * GIB}), held=held)
+    assert held.holder_pids == (own,)
+    check(30 * GIB, nvml=Nvml(0, {own: 7 * GIB, later: 40 * GIB}), held=held)
     with pytest.raises(ResidencyViolation, match="by this worker, less than"):
         check(30 * GIB, nvml=Nvml(0, {later: 40 * GIB}), held=held)
     check(70 * GIB, nvml=Nvml(), held=held)
@@ -153,12 +153,12 @@ def test_a_process_that_the_driver_lists_has_no_other_holders(check: Check) -> N
 
 
 def test_an_earlier_worker_on_the_card_does_not_count_as_this_one(check: Check) -> None:
-    earlier, ours = os.getpid() + 1, os.getpid() + 2
-    check(60 * GIB, nvml=Nvml(0, {earlier: 8 * GIB, ours: 7 * GIB}))
-    before = {earlier: 8 * GIB, ours: GIB >> 2}
+    earlier, own = os.getpid() + 1, os.getpid() + 2
+    check(60 * GIB, nvml=Nvml(0, {earlier: 8 * GIB, own: 7 * GIB}))
+    before = {earlier: 8 * GIB, own: GIB >> 2}
     selected = Selected((Card(GPU, 80 * GIB, CARD, before),))
     held = live_check.watch(selected, HELD)
-    assert (held.holder_pids, held.watched) == ((ours,), "process")
+    assert (held.holder_pids, held.watched) == ((own,), "process")
     with pytest.raises(ResidencyViolation, match="in use by this worker"):
         check(70 * GIB, nvml=Nvml(0, {earlier: 8 * GIB}), held=held)
 
@@ -200,8 +200,8 @@ def test_a_file_is_lost_if_it_is_modified_but_not_if_it_is_replaced(
 ) -> None:
     """File systems have the same inode numbers, and a link may point to one file after another."""
     names = ("st_dev", "st_ino", "st_size", "st_mtime_ns")
-    told = [SimpleNamespace(**dict(zip(names, each, strict=True))) for each in (now, (7, 1, 1, 4))]
-    monkeypatch.setattr(setting_files, "os", SimpleNamespace(stat=lambda _: told.pop()))
+    stats = [SimpleNamespace(**dict(zip(names, each, strict=True))) for each in (now, (7, 1, 1, 4))]
+    monkeypatch.setattr(setting_files, "os", SimpleNamespace(stat=lambda _: stats.pop()))
     held = live_check.MappedFiles([Path("m.gguf")])
     if is_lost:
         with pytest.raises(ResidencyViolation, match="m.gguf was written to"):

@@ -42,13 +42,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def proven(given: Given, plan: Plan) -> Residency:
+def proven(source: Given, plan: Plan) -> Residency:
     """Load for real; everything is on the device, except for what must be on the host."""
-    with loaded(given, plan, mmap=bool(given.settings.mmap)) as held:
+    with loaded(source, plan, mmap=bool(source.settings.mmap)) as held:
         proof, is_gpu = held.prove(), held.selected.is_gpu
     assert proof.resident
     assert proof.device == ("RPC0" if is_gpu else "CPU")
-    n_layers = read_header(given.model_path).block_count or 0
+    n_layers = read_header(source.model_path).block_count or 0
     assert proof.layers_on_device == proof.layers_total == n_layers + 1
     reasons = proof.allowed_host_buffers
     assert bool(reasons) == is_gpu and all("host" in reason for reason in reasons)
@@ -81,9 +81,9 @@ def test_the_plan_equals_the_allocation(
     backend: str, shape: str, settings: str, config: MakeConfig, gpu: int
 ) -> None:
     index = gpu if backend == "cuda" else 0
-    given = config(backend, shape, cuda_device=index, mmap=False, **SETTINGS[settings])
-    plan = planned(given)
-    actual = allocated(proven(given, plan))
+    source = config(backend, shape, cuda_device=index, mmap=False, **SETTINGS[settings])
+    plan = planned(source)
+    actual = allocated(proven(source, plan))
     for part in ("weights", "kv", "compute"):
         assert plan.parts[part] == pytest.approx(actual[part], rel=0.05), part
     total = plan.needed_bytes - plan.parts["margin"] - plan.parts.get("states", 0)
@@ -98,10 +98,10 @@ def test_the_memory_to_compute_adapters_is_planned(
 ) -> None:
     path = random_model(kind, width=4)
     files = [random_adapter(path, tmp_path / str(rank), rank, rank=rank) for rank in (4, 64, 256)]
-    given = config("cpu", slots=1, context_length=512, flash_attention=flash_attention)
-    given = replace(given, model_path=str(path))
-    plain, plan = planned(given), planned(given, adapters=files)
-    with loaded(given, plan, files, mmap=False) as held:
+    source = config("cpu", slots=1, context_length=512, flash_attention=flash_attention)
+    source = replace(source, model_path=str(path))
+    plain, plan = planned(source), planned(source, adapters=files)
+    with loaded(source, plan, files, mmap=False) as held:
         held.context.apply(tuple((number, 1.0) for number in range(len(files))))
         lines = decoded(held.context)
     taken = parse(lines).bytes_of("compute")
@@ -117,19 +117,19 @@ def test_layers_for_multi_token_prediction_are_planned(
     """Their weights, their context, and the memory for their input of hidden states."""
     path = str(random_model("predicting", width=4))
     index = gpu if backend == "cuda" else 0
-    given = config(backend, model_path=path, cuda_device=index, mmap=False, slots=2)
-    given = given.but(context_length=1024, speculate="mtp")
-    plan, without = planned(given), planned(given.but(speculate="off"))
-    of_head = head_options(given.settings, plan.context_length, threads=1)
-    with loaded(given, plan, mmap=False, mtp=True) as held:
+    source = config(backend, model_path=path, cuda_device=index, mmap=False, slots=2)
+    source = source.but(context_length=1024, speculate="mtp")
+    plan, without = planned(source), planned(source.but(speculate="off"))
+    of_head = head_options(source.settings, plan.context_length, threads=1)
+    with loaded(source, plan, mmap=False, mtp=True) as held:
         with closing(Context(held.model, of_head)) as head:
             alone, both = held.prove(), held.prove(head=head)
             held.context.steer(None)  # llama.cpp reserves its buffers again
             lines = decoded(held.context)
     is_gpu, n_embd = held.selected.is_gpu, held.model.n_embd
     weights = [b for b in alone.buffers if b.kind == "weights" and b.is_on_host != is_gpu]
-    told = sum(buffer.size_bytes for buffer in weights)
-    assert plan.parts["weights"] == pytest.approx(told, rel=0.01)
+    n_bytes = sum(buffer.size_bytes for buffer in weights)
+    assert plan.parts["weights"] == pytest.approx(n_bytes, rel=0.01)
     assert plan.parts["weights"] > without.parts["weights"]
     taken = sum(b.size_bytes for b in both.buffers) - sum(b.size_bytes for b in alone.buffers)
     states = 4 * n_embd * (of_head.n_ubatch + STATES_AHEAD)
@@ -147,12 +147,12 @@ def test_vulkan_has_room_to_unpack_quantised_cells(
     shape: str, config: MakeConfig, gpu: int
 ) -> None:
     """A layer's keys and values as 16-bit floats, for all cells."""
-    given = config("cuda", shape, cuda_device=gpu, **SETTINGS["small cells"])
-    [device] = select_device(given.settings).devices
-    header = read_header(given.model_path)
+    source = config("cuda", shape, cuda_device=gpu, **SETTINGS["small cells"])
+    [device] = select_device(source.settings).devices
+    header = read_header(source.model_path)
 
     def margin(registry: str, **changes: Any) -> int:
-        settings, budget = replace(given.settings, **changes), cpu_budget(1)
+        settings, budget = replace(source.settings, **changes), cpu_budget(1)
         devices = (replace(device, registry=registry),)
         return memory.plan(memory.PlanRequest(header, settings, devices, budget, "model")).parts[
             "margin"
@@ -166,32 +166,32 @@ def test_vulkan_has_room_to_unpack_quantised_cells(
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_mapped_file_is_accounted_for(shape: str, config: MakeConfig) -> None:
-    given = config("cpu", shape, mmap=True, slots=2, context_length=512)
-    plan = planned(given)
-    actual = allocated(proven(given, plan))
+    source = config("cpu", shape, mmap=True, slots=2, context_length=512)
+    plan = planned(source)
+    actual = allocated(proven(source, plan))
     # llama.cpp also counts the file's pages of repacked weights, which the system drops.
     assert plan.parts["weights"] <= 1.02 * actual["weights"]
-    without = planned(given.but(mmap=False))
+    without = planned(source.but(mmap=False))
     assert without.needed_bytes - without.memory_bytes == plan.needed_bytes - plan.memory_bytes
 
 
 def test_planning_reads_no_weights(config: MakeConfig, tmp_path: Any) -> None:
-    given = config("cpu", "tied-q4", context_length=512, slots=2)
+    configured = config("cpu", "tied-q4", context_length=512, slots=2)
     budget = cpu_budget(1)
-    before = planned(given, budget)
-    source = read_header(given.model_path)
+    before = planned(configured, budget)
+    source = read_header(configured.model_path)
     first = min(tensor.offset for tensor in source.tensors)
     hollow = tmp_path / "hollow.gguf"
     with source.path.open("rb") as file, hollow.open("wb") as copy:
         copy.write(file.read(first))
         copy.truncate(source.size_bytes)  # the weights are a hole
-    after = planned(replace(given, model_path=str(hollow)), budget)
+    after = planned(replace(configured, model_path=str(hollow)), budget)
     assert after.parts == before.parts
     assert hollow.stat().st_blocks * 512 < source.size_bytes / 2
 
 
 @pytest.mark.parametrize(
-    ("chosen", "told"),
+    ("chosen", "words"),
     [
         ({"kv_type": "q8_0"}, "model cannot run with 2 slots of 256 tokens, --kv-type q8_0 and "),
         (
@@ -201,11 +201,11 @@ def test_planning_reads_no_weights(config: MakeConfig, tmp_path: Any) -> None:
     ],
 )
 def test_settings_that_the_model_cannot_run_with_are_a_config_error(
-    chosen: dict[str, Any], told: str, config: MakeConfig
+    chosen: dict[str, Any], words: str, config: MakeConfig
 ) -> None:
-    given = config("cpu", "wide-heads", slots=2, flash_attention="off", context_length=256)
-    with pytest.raises(ConfigError, match=f"{told}.*--flash-attention off: "):
-        planned(given.but(**chosen))
+    source = config("cpu", "wide-heads", slots=2, flash_attention="off", context_length=256)
+    with pytest.raises(ConfigError, match=f"{words}.*--flash-attention off: "):
+        planned(source.but(**chosen))
 
 
 def test_a_matrix_may_have_several_planes() -> None:

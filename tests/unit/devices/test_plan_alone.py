@@ -124,8 +124,8 @@ def planned(
     chosen = {"snapshot_mib": 0, "backend": "cuda" if devices else "cpu"} | chosen
     budget = CpuBudget(1, "", None, host)
     settings = EngineSettings(**chosen)
-    asked = memory.PlanRequest(header, settings, devices, budget, "the model", **beside or {})
-    return memory.plan(asked)
+    request = memory.PlanRequest(header, settings, devices, budget, "the model", **beside or {})
+    return memory.plan(request)
 
 
 def whole(**chosen: Any) -> dict[str, Any]:
@@ -405,8 +405,8 @@ def test_cells_are_divided_among_the_slots(
 ) -> None:
     plan = planned(header, **chosen)
     assert (plan.kv_cells, plan.context_length, plan.kv_unified) == (cells, length, unified)
-    asked = chosen["kv_cells"]
-    assert (f"the rest of {asked:,} would lie idle" in plan.kv_reason) == (plan.kv_cells < asked)
+    wanted = chosen["kv_cells"]
+    assert (f"the rest of {wanted:,} would lie idle" in plan.kv_reason) == (plan.kv_cells < wanted)
 
 
 @pytest.mark.parametrize("on_card", [False, True])
@@ -482,18 +482,18 @@ def test_the_plan_of_a_cache_that_is_too_large_to_lay_out_is_extrapolated(
 ) -> None:
     with pytest.raises(InsufficientVram) as caught:
         planned(header, host=1 << 30, **whole(context_length=1 << 24))
-    told = caught.value.details
-    assert told["parts"]["kv"] == pytest.approx(4 * CELL * (1 << 24), rel=1e-6)
-    assert told["parts"]["compute"] == 128 * (ROW + HOST_ROW)
-    assert told["parts"]["output"] == 256 * OUT
+    details = caught.value.details
+    assert details["parts"]["kv"] == pytest.approx(4 * CELL * (1 << 24), rel=1e-6)
+    assert details["parts"]["compute"] == 128 * (ROW + HOST_ROW)
+    assert details["parts"]["output"] == 256 * OUT
 
 
 def test_the_refusal_says_what_would_fit(header: GgufHeader) -> None:
     rest = planned(header, **whole()).needed_bytes - 4096 * CELL
     with pytest.raises(InsufficientVram) as caught:
         planned(header, host=rest + 2100 * CELL, **whole())
-    told = caught.value.details
-    assert (told["largest_context_length"], told["largest_slots"]) == (512, 2)
+    details = caught.value.details
+    assert (details["largest_context_length"], details["largest_slots"]) == (512, 2)
     assert caught.value.message.endswith(
         "What would fit: --context-length 512 with 4 slots or --slots 2 with 1024 tokens each."
     )
@@ -571,8 +571,8 @@ def test_a_pool_is_divided_only_while_memory_holds_its_longest_part(header: Gguf
     plan = planned(header, **chosen, snapshot_mib=2048)
     assert plan.kv_divisions == (8, 4)
     assert plan.kv_reason.endswith("it is divided into 8 parts of 1,024 or 4 parts of 2,048")
-    for given in ({"slots": 8, "kv_cells": 768}, {**chosen, "kv_unified": True}, {"slots": 4}):
-        assert planned(header, **given, snapshot_mib=2048).kv_divisions == (), given
+    for settings in ({"slots": 8, "kv_cells": 768}, {**chosen, "kv_unified": True}, {"slots": 4}):
+        assert planned(header, **settings, snapshot_mib=2048).kv_divisions == (), settings
     ByHand.kind = MemoryKind()  # states do not fit into another layout
     assert planned(header, **chosen, snapshot_mib=2048).kv_divisions == ()
 
@@ -690,9 +690,9 @@ def test_a_plan_as_a_table() -> None:
             "model."
         )
     )
-    told = a_plan((6, 5), largest_context_length=256, slots=1).as_table()
-    assert told.endswith("It does not fit. What would fit: --context-length 256 with 1 slot.")
-    assert "m on D0: 1 slot up to" in told
+    text = a_plan((6, 5), largest_context_length=256, slots=1).as_table()
+    assert text.endswith("It does not fit. What would fit: --context-length 256 with 1 slot.")
+    assert "m on D0: 1 slot up to" in text
     assert (
         a_plan((6, 5), largest_slots=1)
         .as_table()
@@ -748,8 +748,8 @@ def test_a_picture_has_no_more_patches_than_the_context_has_room_for(
     vision: dict[str, Any], context_length: int, n_patches: int
 ) -> None:
     row = 6 * 256 + 2 * 512
-    told = {"image_max_pixels": 64 * 10**6, **vision}
-    assert compute_bytes(context_length, **told) == 4 * n_patches * row
+    settings = {"image_max_pixels": 64 * 10**6, **vision}
+    assert compute_bytes(context_length, **settings) == 4 * n_patches * row
 
 
 def test_a_small_or_unknown_projector_counts_16_mib() -> None:
@@ -762,8 +762,8 @@ def test_a_sound_is_planned_with_half_a_minute() -> None:
     ear = read_header(random_projector("qwen2a"))
     changed = {"embedding_length": 1000, "feed_forward_length": 10, "attention.head_count": 7}
     metadata = {f"clip.audio.{name}": value for name, value in changed.items()}
-    told = replace(ear, metadata={**ear.metadata, **metadata})
-    found = device_bytes(told, 4096) - told.tensor_bytes
+    projector = replace(ear, metadata={**ear.metadata, **metadata})
+    found = device_bytes(projector, 4096) - projector.tensor_bytes
     assert found == 4 * (1500 * (6 * 1000 + 2 * 10) + 7 * 1500**2)
 
 

@@ -28,8 +28,8 @@ def child(code: str) -> list[str]:
     return [sys.executable, "-c", BEGIN + code]
 
 
-def load_of(given: Given) -> LoadModel:
-    return LoadModel(given.settings, given.model_path, "the model", "worker")
+def load_of(source: Given) -> LoadModel:
+    return LoadModel(source.settings, source.model_path, "the model", "worker")
 
 
 def died(config: MakeConfig, code: str, seconds: float = 60.0) -> Findings:
@@ -42,8 +42,8 @@ def died(config: MakeConfig, code: str, seconds: float = 60.0) -> Findings:
 
 
 def test_all_questions_are_answered_in_order(config: MakeConfig) -> None:
-    given = config("cpu", "grouped-q8", slots=2, context_length=512)
-    findings = ask(Questions(given.settings, given.model_path, load_of(given)))
+    source = config("cpu", "grouped-q8", slots=2, context_length=512)
+    findings = ask(Questions(source.settings, source.model_path, load_of(source)))
     assert findings.error is None
     assert findings.device == [ChosenDevice("CPU")]
     assert findings.trial is not None and findings.trial.resident
@@ -56,8 +56,8 @@ def test_all_questions_are_answered_in_order(config: MakeConfig) -> None:
 
 def test_a_device_that_plays_the_gpu_is_tried_and_planned_for(config: MakeConfig) -> None:
     with rpc.serve() as (setting, _):
-        given = config("cuda", "tied-q4", slots=2, context_length=512)
-        questions = Questions(given.settings, given.model_path, load_of(given))
+        source = config("cuda", "tied-q4", slots=2, context_length=512)
+        questions = Questions(source.settings, source.model_path, load_of(source))
         findings = ask(questions, child=[*GPU_CHILD, setting])
     assert findings.error is None
     assert findings.trial is not None and findings.trial.device == "RPC0"
@@ -65,8 +65,8 @@ def test_a_device_that_plays_the_gpu_is_tried_and_planned_for(config: MakeConfig
 
 
 def test_an_error_arrives_whole(config: MakeConfig) -> None:
-    given = config("cpu", "tied-q4", slots=64, context_length=2**20)
-    findings = ask(Questions(given.settings, load=load_of(given)))
+    source = config("cpu", "tied-q4", slots=64, context_length=2**20)
+    findings = ask(Questions(source.settings, load=load_of(source)))
     assert isinstance(findings.error, InsufficientVram)
     assert findings.step == "plan"
     assert findings.error.details["needed_bytes"] > findings.error.details["available_bytes"]
@@ -80,7 +80,7 @@ def test_a_missing_gpu_is_reported_in_time(config: MakeConfig) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "told"),
+    ("code", "output"),
     [
         ("os.kill(os.getpid(), signal.SIGILL)", ("SIGILL", "all CPU variants")),
         ("os.abort()", ("SIGABRT",)),
@@ -94,11 +94,11 @@ def test_a_missing_gpu_is_reported_in_time(config: MakeConfig) -> None:
     ],
 )
 def test_a_crash_is_reported_with_the_step_and_the_last_output(
-    code: str, told: tuple[str, ...], config: MakeConfig
+    code: str, output: tuple[str, ...], config: MakeConfig
 ) -> None:
     error = died(config, code).error
     assert error is not None and error.exit_code == 4
-    for words in (*told, "while it looked for devices"):
+    for words in (*output, "while it looked for devices"):
         assert words in error.message
 
 

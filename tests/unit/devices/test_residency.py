@@ -71,10 +71,10 @@ def test_memory_with_other_layouts_is_planned_and_proven(
 ) -> None:
     path = str(model(tmp_path / "m.gguf") if callable(model) else random_model(model, head=32))
     index = gpu if backend == "cuda" else 0
-    given = config(backend, cuda_device=index, slots=3, context_length=256, model_path=path)
-    given = given.but(kv_type=kv_type, flash_attention="on" if kv_type == "q8_0" else "auto")
-    plan = planned(given)
-    with loaded(given, mmap=False) as held:
+    source = config(backend, cuda_device=index, slots=3, context_length=256, model_path=path)
+    source = source.but(kv_type=kv_type, flash_attention="on" if kv_type == "q8_0" else "auto")
+    plan = planned(source)
+    with loaded(source, mmap=False) as held:
         proof = held.prove()
     on_device = [b for b in proof.buffers if b.is_on_host == (backend == "cpu")]
     assert proof.resident and proof.layers_on_device == proof.layers_total == 5
@@ -94,9 +94,9 @@ def test_an_encoder_computes_a_text_as_long_as_its_context(
 ) -> None:
     path = str(other.encoder(tmp_path / "model.gguf"))
     for length in random.Random(0).sample(range(1, other.CONTEXT), 16):
-        given = config("cpu", model_path=path, context_length=length)
-        assert planned(given).context_length == length
-        with loaded(given, mmap=False) as held:
+        source = config("cpu", model_path=path, context_length=length)
+        assert planned(source).context_length == length
+        with loaded(source, mmap=False) as held:
             (vector,) = PooledContext(held.context)([[1] * length])
         assert np.isfinite(vector).all(), length
 
@@ -105,7 +105,7 @@ def test_on_a_device_the_first_text_is_as_long_as_the_context(
     config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = str(other.encoder(tmp_path / "model.gguf"))
-    given = config("cpu", model_path=path, context_length=100)
+    source = config("cpu", model_path=path, context_length=100)
     n_rows: list[int] = []
 
     def counted(decode: Callable[[Batch], DecodeOutcome]) -> Callable[[Batch], DecodeOutcome]:
@@ -115,7 +115,7 @@ def test_on_a_device_the_first_text_is_as_long_as_the_context(
 
         return decoding
 
-    with loaded(given, mmap=False) as held:
+    with loaded(source, mmap=False) as held:
         for offload in (False, True):
             options = replace(held.context.options, offload=offload)
             with closing(Context(held.model, options)) as made:
@@ -128,10 +128,10 @@ def test_on_a_device_the_first_text_is_as_long_as_the_context(
 def test_a_long_texts_workspace_is_planned(config: MakeConfig, tmp_path: Path) -> None:
     """Without flash attention, the scores are stored in a second type."""
     path = str(other.encoder(tmp_path / "model.gguf"))
-    given = config("cpu", model_path=path, context_length=other.CONTEXT)
-    given = given.but(flash_attention="off")
-    plan, process = planned(given), psutil.Process()
-    with loaded(given, mmap=False) as held:
+    source = config("cpu", model_path=path, context_length=other.CONTEXT)
+    source = source.but(flash_attention="off")
+    plan, process = planned(source), psutil.Process()
+    with loaded(source, mmap=False) as held:
         pool = PooledContext(held.context)
         before = process.memory_info().rss
         pool([[1] * other.CONTEXT])
@@ -161,11 +161,11 @@ def test_a_plan_is_exact_for_each_kind_of_memory(
     kv_types: tuple[str, str], unified: bool, kind: Kind, config: MakeConfig
 ) -> None:
     path = str(random_model(kind, head=32))
-    given = config("cpu", slots=3, context_length=256, model_path=path, flash_attention="on")
+    source = config("cpu", slots=3, context_length=256, model_path=path, flash_attention="on")
     keys, values = kv_types
-    given = given.but(kv_type_k=keys, kv_type_v=values, kv_unified=unified)
-    plan = planned(given)
-    with loaded(given, mmap=False) as held:
+    source = source.but(kv_type_k=keys, kv_type_v=values, kv_unified=unified)
+    plan = planned(source)
+    with loaded(source, mmap=False) as held:
         proof = held.prove()
     assert known_bytes(plan) == pytest.approx(size_of(proof.buffers), rel=0.01)
     cells = [b for b in proof.buffers if b.kind in ("kv", "recurrent")]
@@ -191,7 +191,7 @@ def test_a_cpu_worker_stays_off_a_gpu_that_is_there(config: MakeConfig, gpu: int
 def test_a_partial_load_is_refused(
     config: MakeConfig, gpu: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = config("cuda", "grouped-q8", cuda_device=gpu)
+    source = config("cuda", "grouped-q8", cuda_device=gpu)
     native = library.load()
     really_load = native.llama_model_load_from_file
 
@@ -200,7 +200,7 @@ def test_a_partial_load_is_refused(
         return really_load(path, params)
 
     monkeypatch.setattr(native, "llama_model_load_from_file", load_two_layers)
-    error = refused(given)
+    error = refused(source)
     assert "layer 0 of 5 is on CPU, not on RPC0" in error.message
     assert any("of weights are on the host" in fault for fault in error.details["faults"])
 
@@ -231,17 +231,17 @@ def test_one_buffer_on_a_second_device_is_enough_to_refuse(held: Loaded) -> None
 
 
 def test_a_weight_on_the_host_is_refused(config: MakeConfig, gpu: int) -> None:
-    given = config("cuda", cuda_device=gpu)
+    source = config("cuda", cuda_device=gpu)
     cpu = next(d for d in library.devices() if d.kind == "cpu")
     host = library.ggml().ggml_backend_dev_buffer_type(cpu.handle)
-    error = refused(given, tensor_placement=((r"blk\.0\.ffn_down", host),))
+    error = refused(source, tensor_placement=((r"blk\.0\.ffn_down", host),))
     assert "of weights are on the host" in error.message
 
 
 def test_a_cpu_worker_with_layers_on_a_gpu_is_refused(config: MakeConfig, gpu: int) -> None:
     [device] = select_device(config("cuda", cuda_device=gpu).settings).devices
-    given = config("cpu")
-    error = refused(given, devices=(device,), mmap=False)
+    source = config("cpu")
+    error = refused(source, devices=(device,), mmap=False)
     assert "on RPC0, not on CPU" in error.message
 
 
@@ -250,8 +250,8 @@ def test_the_input_embedding_alone_may_stay_where_no_kernel_takes_it(
 ) -> None:
     # The test device supports every type, so its answer is replaced.
     monkeypatch.setattr(placement._Meta, "takes_rows", lambda *_: False)
-    given = config("cuda", "grouped-q8", cuda_device=gpu, slots=2)
-    with loaded(given) as held:
+    source = config("cuda", "grouped-q8", cuda_device=gpu, slots=2)
+    with loaded(source) as held:
         proof = held.prove()
     on_host = [b for b in proof.buffers if b.kind == "weights" and b.device == "CPU"]
     assert len(on_host) == 1
@@ -265,8 +265,8 @@ def test_a_host_buffer_larger_than_the_embedding_is_refused(
     monkeypatch.setattr(placement._Meta, "takes_rows", lambda *_: False)
     cpu = next(d for d in library.devices() if d.kind == "cpu")
     host = library.ggml().ggml_backend_dev_buffer_type(cpu.handle)
-    given = config("cuda", "grouped-q8", cuda_device=gpu)
-    error = refused(given, tensor_placement=((r"token_embd|blk\.0\.ffn_down", host),))
+    source = config("cuda", "grouped-q8", cuda_device=gpu)
+    error = refused(source, tensor_placement=((r"token_embd|blk\.0\.ffn_down", host),))
     # If the CPU repacks the matrix, the graph's splits reveal it first.
     assert "bytes are allowed there" in error.message or "compute graph" in error.message
 
@@ -309,8 +309,8 @@ def test_an_empty_buffer_is_ignored(held: Loaded) -> None:
 
 
 def test_memory_that_cannot_be_locked_is_refused(config: MakeConfig) -> None:
-    given = config("cpu", mlock=True)
-    with loaded(given) as held:
+    source = config("cpu", mlock=True)
+    with loaded(source) as held:
         line = "warning: failed to mlock 4096-byte buffer (after previously locking 0 bytes): no"
         held.model.load_log = (*held.model.load_log, line)
         with pytest.raises(ResidencyViolation, match="--mlock is set"):
@@ -334,6 +334,6 @@ def test_a_device_that_is_gone_is_a_loss_and_not_a_crash(models: dict[str, Path]
             device.kill()
             device.wait()
             print("again", file=holder.stdin, flush=True)
-            told = json.loads(holder.stdout.readline())
-            assert told.startswith("The test device at")
+            loss = json.loads(holder.stdout.readline())
+            assert loss.startswith("The test device at")
             holder.kill()  # a regular exit would ask the device to free the model

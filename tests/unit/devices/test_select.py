@@ -53,15 +53,15 @@ def only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
 def plugin(folder: Path, *needed: str) -> None:
     """A CUDA plug-in without code, which needs libraries of these names."""
-    asked = []
+    libraries = []
     for name in needed:
-        asked.append(str(folder / "elsewhere" / name))
-        Path(asked[-1]).parent.mkdir(exist_ok=True)
+        libraries.append(str(folder / "elsewhere" / name))
+        Path(libraries[-1]).parent.mkdir(exist_ok=True)
         soname = f"-Wl,-soname,{name}"
-        subprocess.run(["c++", "-shared", soname, "-o", asked[-1], *EMPTY], check=True)
+        subprocess.run(["c++", "-shared", soname, "-o", libraries[-1], *EMPTY], check=True)
     target = str(folder / "libggml-cuda.so")
     flags = ["-shared", "-Wl,--no-as-needed", "-o", target]
-    subprocess.run(["c++", *flags, *EMPTY, "-x", "none", *asked], check=True)
+    subprocess.run(["c++", *flags, *EMPTY, "-x", "none", *libraries], check=True)
 
 
 EMPTY = ("-x", "c++", "/dev/null")
