@@ -25,7 +25,7 @@ def row(n_vocab: int, spread: float = 2.5, seed: int = 0) -> Row:
 @contextmanager
 def native_chain(
     sampling: Sampling,
-    said: Sequence[int],
+    produced: Sequence[int],
     n_vocab: int,
     vocab: Any = None,
     *,
@@ -37,7 +37,7 @@ def native_chain(
     chain = flat.llama_sampler_chain_init(flat.llama_sampler_chain_default_params())
     for sampler in _samplers(flat, sampling, n_vocab, vocab, without_xtc, picks):
         flat.llama_sampler_chain_add(chain, sampler)
-    for token in said:
+    for token in produced:
         flat.llama_sampler_accept(chain, token)
     yield chain
     flat.llama_sampler_free(chain)

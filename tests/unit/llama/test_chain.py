@@ -38,7 +38,7 @@ def model() -> Iterator[Model]:
 
 
 def chain_of(
-    sampling: Sampling, said: Sequence[int], n_vocab: int, model: Model | None = None
+    sampling: Sampling, produced: Sequence[int], n_vocab: int, model: Model | None = None
 ) -> Chain:
     undo = Undo()
     changes: dict[str, Any] = {}
@@ -46,10 +46,10 @@ def chain_of(
         changes["bias"] = Bias({int(token): added for token, added in sampling.logit_bias}, undo)
     punished = (sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty)
     if punished != (1.0, 0.0, 0.0) and sampling.repeat_last_n != 0:
-        changes["penalties"] = Penalties(sampling, said, undo)
+        changes["penalties"] = Penalties(sampling, produced, undo)
     if model is not None and sampling.dry_multiplier and sampling.dry_penalty_last_n != 0:
         breakers = breakers_of(model, sampling.dry_sequence_breakers)
-        changes["dry"] = Dry(sampling, said, breakers, n_vocab, undo)
+        changes["dry"] = Dry(sampling, produced, breakers, n_vocab, undo)
     if model is not None and "infill" in sampling.samplers:
         changes["infill"] = partial(infill, model)
     return Chain(sampling, changes, undo, n_vocab)
@@ -62,8 +62,8 @@ def shares(chain: Chain, logits: Row, chance: float = 0.0) -> dict[int, float]:
     return {token: math.exp(logprob) for token, logprob in top}
 
 
-def assert_alike(ours: dict[int, float], theirs: dict[int, float]) -> None:
-    difference = {t: abs(ours.get(t, 0.0) - theirs.get(t, 0.0)) for t in ours.keys() | theirs}
+def assert_alike(found: dict[int, float], expected: dict[int, float]) -> None:
+    difference = {t: abs(found.get(t, 0.0) - expected.get(t, 0.0)) for t in found.keys() | expected}
     assert sum(difference.values()) < 2e-4, sorted(difference.items(), key=lambda d: -d[1])[:5]
 
 
@@ -90,7 +90,7 @@ ACTIVE: dict[str, dict[str, Any]] = {
     "mirostat 2": {"mirostat": 2, "mirostat_tau": 3.0, "temperature": 0.9},
 }  # fmt: skip
 """Each sampler alone, turned on."""
-SAID = [*range(20), 5, 6, 7, 8, 9, 3, 1, 2, *range(30, 60), 5, 6, 7]
+PRODUCED = [*range(20), 5, 6, 7, 8, 9, 3, 1, 2, *range(30, 60), 5, 6, 7]
 
 
 def defined(sampling: Sampling) -> Sampling:
@@ -130,14 +130,14 @@ CHAINS += [
 distributions."""
 
 
-def native_shares(sampling: Sampling, said: Sequence[int], logits: Row, model: Model) -> Any:
+def native_shares(sampling: Sampling, produced: Sequence[int], logits: Row, model: Model) -> Any:
     """Return the distributions with and without xtc, mixed by its probability."""
     mixed: dict[int, float] = defaultdict(float)
     p = sampling.xtc_probability
     for share, without in ((p, False), (1 - p, True)):
         if share:
             with native_chain(
-                sampling, said, len(logits), model.vocab, without_xtc=without, picks=True
+                sampling, produced, len(logits), model.vocab, without_xtc=without, picks=True
             ) as chain:
                 for token, each in applied(chain, logits)[0].items():
                     mixed[token] += share * each
@@ -152,8 +152,8 @@ def test_draws_have_the_distribution_of_llama_cpp(sampling: Sampling, model: Mod
     """By chi-square, over a request's draws."""
     logits = row(model.n_vocab, 3.0)
     before = logits.copy()
-    expected = native_shares(sampling, SAID, logits, model)
-    chain = chain_of(sampling, SAID, model.n_vocab, model)
+    expected = native_shares(sampling, PRODUCED, logits, model)
+    chain = chain_of(sampling, PRODUCED, model.n_vocab, model)
     drawn = Counter(chain.draw(logits, dice(11, at), dice(12, at)) for at in range(N_DRAWS))
     assert (logits == before).all(), "a draw leaves no trace"
     assert drawn.keys() <= expected.keys()
@@ -216,14 +216,14 @@ def samplings(draw: st.DrawFn) -> Sampling:
 @given(samplings(), st.integers(0, 10**6), st.lists(st.integers(0, 30), max_size=80))
 @settings(max_examples=300, derandomize=True)
 def test_any_chain_equals_llama_cpp_s(
-    model: Model, sampling: Sampling, seed: int, said: list[int]
+    model: Model, sampling: Sampling, seed: int, produced: list[int]
 ) -> None:
     logits = row(model.n_vocab, 3.0, seed)
-    with native_chain(sampling, said, model.n_vocab, model.vocab, picks=True,
+    with native_chain(sampling, produced, model.n_vocab, model.vocab, picks=True,
                       without_xtc=not sampling.xtc_probability) as chain:  # fmt: skip
-        theirs = applied(chain, logits)[0]
+        expected = applied(chain, logits)[0]
     note(str(to_builtins(sampling)))
-    assert_alike(shares(chain_of(sampling, said, model.n_vocab, model), logits), theirs)
+    assert_alike(shares(chain_of(sampling, produced, model.n_vocab, model), logits), expected)
 
 
 @given(
@@ -244,8 +244,8 @@ def test_infill_equals_llama_cpp_s(
     sampling = replace(sampling, post_sampling_probs=True)
     logits = row(model.n_vocab, spread, seed)
     with native_chain(sampling, (), model.n_vocab, model.vocab) as chain:
-        theirs = applied(chain, logits)[0]
-    assert_alike(shares(chain_of(sampling, (), model.n_vocab, model), logits), theirs)
+        expected = applied(chain, logits)[0]
+    assert_alike(shares(chain_of(sampling, (), model.n_vocab, model), logits), expected)
 
 
 def test_xtc_leaves_a_token_that_may_be_drawn_whatever_its_threshold() -> None:
@@ -273,36 +273,36 @@ LEARNING = ("adaptive_p", "mirostat 1", "mirostat 2")
 def test_the_state_of_a_chain_equals_llama_cpp_s(name: str, model: Model) -> None:
     """Both accept the tokens that llama.cpp draws, and have the same probabilities after each."""
     sampling = Sampling(3, post_sampling_probs=True, **ACTIVE[name])
-    ours = chain_of(sampling, (), model.n_vocab)
+    own = chain_of(sampling, (), model.n_vocab)
     flat: Any = library.load()
-    with native_chain(sampling, (), model.n_vocab, model.vocab, picks=True) as theirs:
+    with native_chain(sampling, (), model.n_vocab, model.vocab, picks=True) as native:
         for step in range(60):
             logits = row(model.n_vocab, 3.0, step)
-            shares_there, chosen = applied(theirs, logits)
-            assert_alike(shares(ours, logits), shares_there)
-            flat.llama_sampler_accept(theirs, chosen)
+            shares_there, chosen = applied(native, logits)
+            assert_alike(shares(own, logits), shares_there)
+            flat.llama_sampler_accept(native, chosen)
             # Draw until this token comes.
-            assert any(ours.draw(logits, dice(0, at)) == chosen for at in range(100_000))
-            ours.take()
+            assert any(own.draw(logits, dice(0, at)) == chosen for at in range(100_000))
+            own.take()
 
 
 @given(st.lists(st.sampled_from(["\n", ":", ' "', "e", "the cat", "*", "é", "ing th"]), max_size=4))
 @settings(max_examples=40, deadline=None)
 def test_dry_with_breakers_equals_llama_cpp_s(model: Model, breakers: list[str]) -> None:
     text = 'the cat: sat.\n"the cat" sat on the cat: sat.\n"the é" ca'
-    said = model.tokenize(text, add_special=False, parse_special=False)
+    tokens = model.tokenize(text, add_special=False, parse_special=False)
     logits = row(model.n_vocab, 3.0)
     for allowed in (0, 1, 2):
-        for cut in range(len(said) - 12, len(said)):
+        for cut in range(len(tokens) - 12, len(tokens)):
             sampling = Sampling(
                 1, samplers=("dry",), dry_multiplier=2.0, dry_allowed_length=allowed,
                 dry_penalty_last_n=64, dry_sequence_breakers=tuple(breakers),
                 post_sampling_probs=True,
             )  # fmt: skip
-            with native_chain(sampling, said[:cut], model.n_vocab, model.vocab) as chain:
-                theirs = applied(chain, logits)[0]
+            with native_chain(sampling, tokens[:cut], model.n_vocab, model.vocab) as chain:
+                expected = applied(chain, logits)[0]
             assert_alike(
-                shares(chain_of(sampling, said[:cut], model.n_vocab, model), logits), theirs
+                shares(chain_of(sampling, tokens[:cut], model.n_vocab, model), logits), expected
             )
 
 
@@ -312,7 +312,7 @@ def test_no_chain_draws_a_forbidden_token(sampling: Sampling, model: Model) -> N
     allowed = {3: 1.0, 500: -20.0, 1000: 0.5}
     for token, logit in allowed.items():
         logits[token] = logit
-    chain = chain_of(sampling, SAID, model.n_vocab, model)
+    chain = chain_of(sampling, PRODUCED, model.n_vocab, model)
     assert {chain.draw(logits, at / 200, at / 200) for at in range(200)} <= allowed.keys()
 
 
@@ -325,23 +325,23 @@ def test_no_chain_draws_a_forbidden_token(sampling: Sampling, model: Model) -> N
 )
 @settings(max_examples=200, deadline=None)
 def test_a_repetition_is_found_whether_it_was_read_or_written(
-    model: Model, prompt: list[int], said: list[int], last_n: int, allowed: int, base: float
+    model: Model, prompt: list[int], written: list[int], last_n: int, allowed: int, base: float
 ) -> None:
     logits = row(model.n_vocab, 3.0)
     fields: dict[str, Any] = {
         "samplers": ("dry",), "dry_multiplier": 0.1, "dry_allowed_length": allowed,
         "dry_base": base, "post_sampling_probs": True,
     }  # fmt: skip
-    ours = Sampling(1, dry_penalty_last_n=last_n, **fields)
-    theirs = replace(ours, dry_penalty_last_n=1000 if last_n < 0 else last_n)
-    with native_chain(theirs, prompt + said, model.n_vocab, model.vocab) as chain:
+    sampling = Sampling(1, dry_penalty_last_n=last_n, **fields)
+    natives = replace(sampling, dry_penalty_last_n=1000 if last_n < 0 else last_n)
+    with native_chain(natives, prompt + written, model.n_vocab, model.vocab) as chain:
         expected = applied(chain, logits)[0]
     undo = Undo()
-    dry = Dry(ours, prompt, breakers_of(model, DEFAULT_BREAKERS), model.n_vocab, undo)
-    for token in said:
+    dry = Dry(sampling, prompt, breakers_of(model, DEFAULT_BREAKERS), model.n_vocab, undo)
+    for token in written:
         dry.remember(token)
     changes: dict[str, Any] = {"dry": dry} if last_n else {}
-    assert_alike(shares(Chain(ours, changes, undo, model.n_vocab), logits), expected)
+    assert_alike(shares(Chain(sampling, changes, undo, model.n_vocab), logits), expected)
 
 
 def test_a_text_that_repeats_itself_takes_no_longer() -> None:
@@ -363,12 +363,12 @@ def test_a_text_that_repeats_itself_takes_no_longer() -> None:
 )
 @settings(max_examples=200, deadline=None)
 def test_a_breaker_is_found_whether_it_was_read_or_written(
-    prompt: list[int], said: list[int], breakers: dict[int, list[tuple[int, ...]]], last_n: int
+    prompt: list[int], produced: list[int], breakers: dict[int, list[tuple[int, ...]]], last_n: int
 ) -> None:
     sampling = Sampling(1, dry_multiplier=1.0, dry_allowed_length=1, dry_penalty_last_n=last_n)
-    read = Dry(sampling, prompt + said, breakers, 8, Undo())
+    read = Dry(sampling, prompt + produced, breakers, 8, Undo())
     written = Dry(sampling, prompt, breakers, 8, Undo())
-    for token in said:
+    for token in produced:
         written.remember(token)
     logits = np.zeros(8, np.float32)
     kept = [dry(Kept(logits.copy(), None, False, 8)).logits for dry in (read, written)]

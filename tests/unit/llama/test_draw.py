@@ -125,7 +125,7 @@ def test_penalties_are_llama_cpp_s_and_leave_no_trace(
     penalties: tuple[float, float, float], last_n: int | None
 ) -> None:
     """Without a window, repetition counts prompt and answer, the others only the answer."""
-    logits, prompt, said = row(SMALL), [5, 6, 7, 7, 9], [9, 11, 11, 400, *range(100, 300)]
+    logits, prompt, answer = row(SMALL), [5, 6, 7, 7, 9], [9, 11, 11, 400, *range(100, 300)]
     before, undo = logits.copy(), Undo()
     repetition, frequency, presence = penalties
     sampling = Sampling(
@@ -136,19 +136,19 @@ def test_penalties_are_llama_cpp_s_and_leave_no_trace(
         repeat_last_n=last_n,
     )
     step = Penalties(sampling, prompt, undo)
-    for token in said:
+    for token in answer:
         step.remember(token)
     step(Kept(logits, None, False, SMALL))
     window = 1000 if last_n is None or last_n < 0 else last_n
-    counted = [(prompt + said, penalties)]
+    counted = [(prompt + answer, penalties)]
     if last_n is None:
-        counted = [(prompt + said, (repetition, 0.0, 0.0)), (said, (1.0, frequency, presence))]
+        counted = [(prompt + answer, (repetition, 0.0, 0.0)), (answer, (1.0, frequency, presence))]
     expected = before
     for text, parts in counted:
-        theirs = Sampling(0, 1.0, 0, 1.0, 0.0, repeat_last_n=window, samplers=("penalties",))
+        native = Sampling(0, 1.0, 0, 1.0, 0.0, repeat_last_n=window, samplers=("penalties",))
         names = ("repetition_penalty", "frequency_penalty", "presence_penalty")
-        theirs = replace(theirs, **dict(zip(names, (max(parts[0], 0.01), *parts[1:]), strict=True)))
-        with native_chain(theirs, text, SMALL) as chain:
+        native = replace(native, **dict(zip(names, (max(parts[0], 0.01), *parts[1:]), strict=True)))
+        with native_chain(native, text, SMALL) as chain:
             expected = left_by(chain, expected)
     np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-5)
     undo.take_back()

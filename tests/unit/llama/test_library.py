@@ -248,8 +248,8 @@ def test_states_are_restored_in_another_layout_of_the_cells(
 def _mapped_bytes(path: Path) -> int:
     """Return how much of a file is mapped into this process's memory."""
     mappings = Path("/proc/self/smaps").read_text().split("VmFlags:")
-    told = [each.split("Rss:")[1].split()[0] for each in mappings if f"{path.resolve()}\n" in each]
-    return 1024 * sum(map(int, told))
+    sizes = [each.split("Rss:")[1].split()[0] for each in mappings if f"{path.resolve()}\n" in each]
+    return 1024 * sum(map(int, sizes))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux reports what is in memory")

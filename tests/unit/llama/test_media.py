@@ -92,8 +92,8 @@ def test_the_pulse_of_an_encoding_changes_no_bit_of_it(name: str) -> None:
     height, width, _ = pixels.shape
     pulse = memoryview(bytearray(64))
     rows = []
-    given: tuple[dict[str, Any], ...] = ({}, {"pulse": pulse})
-    for options in given:
+    ways: tuple[dict[str, Any], ...] = ({}, {"pulse": pulse})
+    for options in ways:
         with projecting(DATA / name / "mmproj.gguf", beside=beside, **options) as projector:
             pieces = projector.picture(width, height, pixels.tobytes())
             chunks = [piece for piece in pieces if isinstance(piece, MediaChunk)]
@@ -166,8 +166,8 @@ def test_a_pictures_tokens_are_limited_by_kind_file_and_context() -> None:
 
     def planned(context_length: int, **vision: int | str) -> int:
         changed = {f"clip.vision.{name}": value for name, value in vision.items()}
-        told = replace(header, metadata={**header.metadata, **changed})
-        return device_bytes(told, context_length) - header.tensor_bytes
+        changed_header = replace(header, metadata={**header.metadata, **changed})
+        return device_bytes(changed_header, context_length) - header.tensor_bytes
 
     youtu: dict[str, int | str] = {"projector_type": "youtuvl"}
     assert planned(1 << 17, **youtu) == planned(4096, **youtu) > 2 * planned(1024, **youtu)
@@ -193,19 +193,19 @@ def test_an_mp3_ends_where_its_tag_says(share: float) -> None:
     data, mtmd = (ctypes.c_uint8 * len(encoded)).from_buffer_copy(encoded), _bindings()
     with projecting(random_projector("qwen2a")) as projector:
         bitmap = mtmd.mtmd_helper_bitmap_init_from_buf(projector.pointer, data, len(data), False)
-    theirs = getattr(bitmap, "bitmap", bitmap)
-    assert len(heard.samples) == mtmd.mtmd_bitmap_get_n_bytes(theirs)
-    mtmd.mtmd_bitmap_free(theirs)
+    native = getattr(bitmap, "bitmap", bitmap)
+    assert len(heard.samples) == mtmd.mtmd_bitmap_get_n_bytes(native)
+    mtmd.mtmd_bitmap_free(native)
 
 
-@pytest.mark.parametrize("told", [0, 2**31 - 1, 2**32 - 1])
+@pytest.mark.parametrize("stated", [0, 2**31 - 1, 2**32 - 1])
 @pytest.mark.parametrize("before", [b"", b"LIST\x03\0\0\0abc\0"])
-def test_a_wav_that_was_written_into_a_pipe_is_heard_to_its_end(told: int, before: bytes) -> None:
+def test_a_wav_that_was_written_into_a_pipe_is_heard_to_its_end(stated: int, before: bytes) -> None:
     noise = np.random.default_rng(0).uniform(-0.5, 0.5, 16_000)
     soundfile.write(file := io.BytesIO(), noise, 16_000, format="WAV")
     whole = file.getvalue()
     at = whole.index(b"data")
-    length = told.to_bytes(4, "little")
+    length = stated.to_bytes(4, "little")
     piped = b"RIFF" + length + whole[8:at] + before + b"data" + length + whole[at + 8 :]
     heard = [sounds.decode(encoded, 16_000, 60.0) for encoded in (whole, piped)]
     assert heard[0] == heard[1] and isinstance(heard[0], Sound)

@@ -80,16 +80,16 @@ def test_words_are_cut_by_each_expression_in_turn() -> None:
 
 def test_tokens_of_words_are_cached_unless_they_are_long() -> None:
     """Otherwise a client's words of megabytes would stay in memory."""
-    asked: list[str] = []
+    looked_up: list[str] = []
 
     def counted(word: str) -> list[int]:
-        asked.append(word)
+        looked_up.append(word)
         return [len(word)]
 
     words = SourceWords(json.dumps([r"\s+"]), counted, {})
     for _ in range(2):
         assert words.ids("short " + "long" * 9) == [5, 1, 36]
-    assert asked == ["short", " ", "long" * 9, "long" * 9]
+    assert looked_up == ["short", " ", "long" * 9, "long" * 9]
 
 
 @pytest.mark.parametrize("split", ["", "{", '["("]', "[1]"])
