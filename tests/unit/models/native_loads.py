@@ -84,10 +84,10 @@ def damages(raw: bytes, header: GgufHeader, count: int) -> Iterator[tuple[str, i
                 yield f"{key} with bit {bit} changed", high, bytes([raw[high] ^ (1 << bit % 8)])
 
 
-def load_and_decode(given: Path | Model, adapter_path: Path | None) -> None:
+def load_and_decode(file_or_model: Path | Model, adapter_path: Path | None) -> None:
     """Load and decode; the exit code is 0 if it decoded, 3 if it was refused."""
     try:
-        model = given if isinstance(given, Model) else Model(str(given))
+        model = file_or_model if isinstance(file_or_model, Model) else Model(str(file_or_model))
         if adapter_path is not None:
             model.load_adapter(str(adapter_path))
         context = Context(model, ContextOptions(n_ctx=64, n_batch=32, n_ubatch=32))

@@ -63,7 +63,7 @@ def main() -> None:
     model, adapter, scratch = map(Path, sys.argv[1:])
     base = read_header(model)
     library.load()
-    told: dict[str, str] = {}
+    outcomes: dict[str, str] = {}
 
     def tell(source: Path, name: str, check: Callable[[GgufHeader], None]) -> None:
         retyper = Retyper(source)
@@ -76,13 +76,13 @@ def main() -> None:
                 else:
                     files = (scratch, None) if source == model else (model, scratch)
                     outcome = outcome_of(*files)
-                told[f"{name} {kind.name}"] = outcome
+                outcomes[f"{name} {kind.name}"] = outcome
 
     for name in TENSORS:
         tell(model, name, check_servable)
     for name in FACTORS:
         tell(adapter, name, lambda header: check_adapter(header, base))
-    print(json.dumps(told))
+    print(json.dumps(outcomes))
 
 
 if __name__ == "__main__":

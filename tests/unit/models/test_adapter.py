@@ -41,7 +41,7 @@ def test_an_adapter_folder_is_converted_once_and_again_if_its_file_is_damaged(
         wanted = [parse_adapter(str(ADAPTER))]
         found = await asyncio.gather(
             *(
-                resolve_adapters(wanted, base, tmp_path, lambda told: phases.add(told.phase))
+                resolve_adapters(wanted, base, tmp_path, lambda step: phases.add(step.phase))
                 for _ in range(2)
             )
         )

@@ -41,10 +41,10 @@ def test_a_file_is_fetched_verified_and_then_needs_no_network(
 ) -> None:
     hub.repos["o/r"] = Repo({"sub/m.gguf": gguf_bytes})
     ref = f"hf:o/r@{COMMIT}::file=sub/m.gguf"
-    got, told = fetch(ref, tmp_path / "cache")
+    got, progress = fetch(ref, tmp_path / "cache")
     assert got.path.read_bytes() == gguf_bytes
     assert got.commit == COMMIT and got.path.is_file()
-    assert told[-1] == Progress("download", 100.0, total_bytes=len(gguf_bytes))
+    assert progress[-1] == Progress("download", 100.0, total_bytes=len(gguf_bytes))
     assert got.path.resolve().name == hashlib.sha256(gguf_bytes).hexdigest()
     hub.requests.clear()
     again, _ = fetch(ref, tmp_path / "cache")
@@ -122,11 +122,11 @@ def test_a_model_in_the_users_cache_needs_no_writable_cache(
     hub: Hub, tmp_path: Path, gguf_bytes: bytes
 ) -> None:
     hub.repos["o/r"] = Repo({"m.gguf": gguf_bytes})
-    theirs = hf_hub_download("o/r", "m.gguf")
+    users = hf_hub_download("o/r", "m.gguf")
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache/hub").write_text("a file")
     for ref in ("hf:o/r", "hf:o/r::file=m.gguf"):
-        assert fetch(ref, tmp_path / "cache")[0].path == Path(theirs)
+        assert fetch(ref, tmp_path / "cache")[0].path == Path(users)
 
 
 def test_a_cut_connection_is_resumed_within_the_download(hub: Hub, tmp_path: Path) -> None:
@@ -179,12 +179,12 @@ def test_a_killed_download_resumes_where_it_was(hub: Hub, tmp_path: Path) -> Non
     """The whole process is killed midway; the next one requests only the missing part."""
     content = os.urandom(22 * 2**20)
     blobs = kill_midway(OURS, hub, tmp_path, content)
-    got, told = fetch("hf:o/r::file=m.gguf", tmp_path / "cache")
+    got, progress = fetch("hf:o/r::file=m.gguf", tmp_path / "cache")
     assert got.path.read_bytes() == content
-    (asked,) = [h.get("range") for path, h in hub.bodies() if path.startswith("/blobs/")]
-    assert asked is not None and int(asked[6:-1]) >= 10 * 2**20
+    (requested,) = [h.get("range") for path, h in hub.bodies() if path.startswith("/blobs/")]
+    assert requested is not None and int(requested[6:-1]) >= 10 * 2**20
     assert [p.name for p in blobs.iterdir()] == [hashlib.sha256(content).hexdigest()]
-    percents = [p.percent for p in told if p.phase == "download"]
+    percents = [p.percent for p in progress if p.phase == "download"]
     assert percents[0] > 40 and percents[-1] == 100.0
 
 

@@ -295,15 +295,15 @@ def test_a_disk_that_fills_up_midway_is_reported(hub: Hub, tmp_path: Path) -> No
         "error = failure('hf:o/r::file=m.gguf', pathlib.Path(sys.argv[1]))\n"
         "print(error.details['reason'], error.message)\n"
     )
-    told = subprocess.run(
+    child = subprocess.run(
         [sys.executable, "-c", script, str(tmp_path / "cache")],
         cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=60,
     )
-    assert told.stdout.startswith("disk_full "), told.stderr
-    assert "the disk is full" in told.stdout
+    assert child.stdout.startswith("disk_full "), child.stderr
+    assert "the disk is full" in child.stdout
     got, _ = fetch("hf:o/r::file=m.gguf", tmp_path / "cache")
     assert got.path.read_bytes() == content
 
@@ -322,5 +322,5 @@ def test_the_token_is_never_logged(
         fetch("hf:o/r::file=m.gguf", tmp_path / "cache")
         hub.fail_with = (403, {})
         failure("hf:o/r::file=n.gguf", tmp_path / "cache")
-    said = capfd.readouterr()
-    assert TOKEN not in caplog.text + said.out + said.err
+    output = capfd.readouterr()
+    assert TOKEN not in caplog.text + output.out + output.err

@@ -27,12 +27,12 @@ def test_all_parts_of_a_split_model_are_fetched(hub: Hub, tmp_path: Path) -> Non
     parts = write_split(tmp_path, count=3)
     hub.large_bytes = 64
     hub.repos["o/r"] = Repo({f"q8/{p.name}": p.read_bytes() for p in parts})
-    got, told = fetch(f"hf:o/r@{COMMIT}::file=q8/{parts[1].name}", tmp_path / "cache")
+    got, progress = fetch(f"hf:o/r@{COMMIT}::file=q8/{parts[1].name}", tmp_path / "cache")
     assert got.path.name == parts[0].name
     assert [p.read_bytes() for p in sorted(got.path.parent.iterdir())] == [
         p.read_bytes() for p in parts
     ]
-    percents = [p.percent for p in told if p.phase == "download"]
+    percents = [p.percent for p in progress if p.phase == "download"]
     assert percents == sorted(percents) and percents[-1] == 100.0
     hub.requests.clear()
     got.path.with_name(parts[2].name).resolve().unlink()
@@ -63,13 +63,13 @@ def test_a_checkpoint_in_the_users_cache_is_not_fetched_again(
     """If it is complete, which only the hub's listing shows."""
     files = {p.name: p.read_bytes() for p in bundled_folder().iterdir() if p.is_file()}
     hub.repos["o/r"] = Repo(files | {"chat_template.jinja": b"{{ messages }}"})
-    theirs, _ = fetch("hf:o/r", tmp_path / "users")
+    users, _ = fetch("hf:o/r", tmp_path / "users")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "users/hub"))
     hub.requests.clear()
     for ref in ("hf:o/r", f"hf:o/r@{COMMIT}"):
         found, _ = fetch(ref, tmp_path / "cache")
-        assert found.path == theirs.path and not hub.bodies()
-    (theirs.path / "chat_template.jinja").unlink()
+        assert found.path == users.path and not hub.bodies()
+    (users.path / "chat_template.jinja").unlink()
     for cache in ("cache", "another"):
         own, _ = fetch(f"hf:o/r@{COMMIT}", tmp_path / cache)
         assert own.path.is_relative_to(tmp_path / cache)
@@ -84,10 +84,10 @@ def test_a_branch_in_the_users_cache_damages_no_listing(
     first, _ = fetch("hf:o/r::file=m.gguf", cache)
     other = gguf_bytes + b"\0" * 32
     hub.repos["o/r"] = Repo({"m.gguf": other}, branches={"main": OTHER_COMMIT})
-    theirs, _ = fetch("hf:o/r::file=m.gguf", users)
+    downloaded, _ = fetch("hf:o/r::file=m.gguf", users)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(users / "hub"))
     found, _ = fetch("hf:o/r::file=m.gguf", cache)
-    assert found.path == theirs.path
+    assert found.path == downloaded.path
     stored = stored_models(cache)
     assert [each.key for each in stored] == [first.commit]
     assert RepoCache(cache, "o/r").commit_of("main") == OTHER_COMMIT

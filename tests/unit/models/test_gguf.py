@@ -47,15 +47,15 @@ def test_a_header_has_the_written_values(tmp_path: Path) -> None:
 def test_tensors_equal_those_of_the_reference_reader(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf")
     header = read_header(path)
-    theirs = gguf.GGUFReader(path).tensors
+    expected = gguf.GGUFReader(path).tensors
     assert [
         (t.name, t.type_name, list(t.shape), t.offset, t.n_bytes, t.n_elements)
         for t in header.tensors
     ] == [
         (t.name, t.tensor_type.name, t.shape.tolist(), t.data_offset, t.n_bytes, t.n_elements)
-        for t in theirs
+        for t in expected
     ]
-    assert header.tensor_bytes == sum(int(t.n_bytes) for t in theirs)
+    assert header.tensor_bytes == sum(int(t.n_bytes) for t in expected)
     assert list(header.tensor_types()) == ["F32", "Q8_0"]
 
 
@@ -343,14 +343,14 @@ def test_reading_a_header_loads_no_numpy(tmp_path: Path) -> None:
         "header = read_header(sys.argv[1])\n"
         "print(header.quant_kind, header.tensors[1].type_name, 'numpy' in sys.modules)"
     )
-    told = subprocess.run(
+    child = subprocess.run(
         [sys.executable, "-c", script, str(path)],
         cwd=Path(__file__).parents[3],
         capture_output=True,
         text=True,
         check=True,
     )
-    assert told.stdout.split() == ["Q8_0", "Q8_0", "False"]
+    assert child.stdout.split() == ["Q8_0", "Q8_0", "False"]
 
 
 def test_a_file_that_shrinks_after_its_header_was_read(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def adapter(model: Path, warm_cache: Path) -> Path:
     return Path(found.path)
 
 
-def told(module: str, *arguments: object) -> dict[str, Any]:
+def outcomes_of(module: str, *arguments: object) -> dict[str, Any]:
     """Return the output of a module in this folder."""
     done = subprocess.run(
         [sys.executable, "-m", f"tests.unit.models.{module}", *map(str, arguments)],
@@ -54,7 +54,7 @@ def told(module: str, *arguments: object) -> dict[str, Any]:
 def test_no_damage_that_passes_our_checks_kills_the_native_loader(
     model: Path, tmp_path: Path, count: int
 ) -> None:
-    result = told("native_loads", model, tmp_path / "m.gguf", count)
+    result = outcomes_of("native_loads", model, tmp_path / "m.gguf", count)
     assert result["died"] == []
     outcomes = result["outcomes"]
     assert outcomes["decoded"] > 20 and outcomes["refused by us"] > 20
@@ -66,7 +66,7 @@ def test_no_damage_that_passes_our_checks_kills_the_native_loader(
 def test_no_damaged_adapter_kills_the_native_loader(
     model: Path, adapter: Path, tmp_path: Path, count: int
 ) -> None:
-    result = told("native_loads", model, tmp_path / "a.gguf", count, adapter)
+    result = outcomes_of("native_loads", model, tmp_path / "a.gguf", count, adapter)
     assert result["died"] == []
     assert result["outcomes"]["decoded"] > 10 and result["outcomes"]["refused by us"] > 20
 
@@ -75,7 +75,7 @@ def test_weights_of_any_type_are_computed_or_refused(
     model: Path, adapter: Path, tmp_path: Path
 ) -> None:
     """Except norms in half precision, which only a CPU does not support."""
-    result = told("native_types", model, adapter, tmp_path / "t.gguf")
+    result = outcomes_of("native_types", model, adapter, tmp_path / "t.gguf")
     died = {which for which, outcome in result.items() if outcome.startswith("died")}
     assert died <= {"output_norm.weight F16", "output_norm.weight BF16"}
     for name in ("blk.0.attn_q.weight", "blk.0.attn_q.weight.lora_a"):

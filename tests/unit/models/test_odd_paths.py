@@ -63,9 +63,9 @@ def test_no_setting_waits_for_a_pipe(folder: Path) -> None:
         "models_file": lambda: registry.load(Path(fifo)),
     }
     for field, read in reads.items():
-        with pytest.raises(ConfigError, match="not a file") as told:
+        with pytest.raises(ConfigError, match="not a file") as refused:
             read()
-        assert told.value.details["field"] == field
+        assert refused.value.details["field"] == field
     model = read_header(write_gguf(folder / "m.gguf"))
     with pytest.raises(ModelError, match="^--lora: .*not a file"):
         asyncio.run(resolve_adapters([parse_adapter(fifo)], model, folder))

@@ -77,13 +77,13 @@ def cache(tmp_path: Path, converted: Path, converted_here: None) -> Path:
 
 
 def test_without_a_reference_the_bundled_model_is_resolved(tmp_path: Path) -> None:
-    told: list[Progress] = []
-    found = asyncio.run(resolve(Settings(cache_dir=tmp_path), None, told.append))
+    reports: list[Progress] = []
+    found = asyncio.run(resolve(Settings(cache_dir=tmp_path), None, reports.append))
     assert (found.model_ref, found.kind) == ("tiny-model", "bundled")
     header = read_header(found.gguf_path)
     assert (header.architecture, header.quant_kind, header.vocab_size) == ("llama", "Q8_0", 1024)
-    assert "convert" in {progress.phase for progress in told}
-    assert all(0 <= progress.percent <= 100 for progress in told)
+    assert "convert" in {progress.phase for progress in reports}
+    assert all(0 <= progress.percent <= 100 for progress in reports)
     assert resolved("tiny-model", tmp_path) == found
 
 
@@ -92,10 +92,10 @@ def test_the_second_start_reuses_what_the_first_converted(
 ) -> None:
     (first,) = cache.glob("converted/*/model-q8_0.gguf")
     stamp = first.stat().st_mtime_ns
-    told: list[Progress] = []
-    again = asyncio.run(resolve(Settings(cache_dir=cache), str(checkpoint), told.append))
+    reports: list[Progress] = []
+    again = asyncio.run(resolve(Settings(cache_dir=cache), str(checkpoint), reports.append))
     assert again.gguf_path == first and first.stat().st_mtime_ns == stamp
-    assert "convert" not in {progress.phase for progress in told}
+    assert "convert" not in {progress.phase for progress in reports}
     assert (again.model_ref, again.kind) == (str(checkpoint), "safetensors")
     moved = checkpoint.rename(tmp_path / "elsewhere")
     other = resolved(str(moved), cache)
@@ -183,9 +183,9 @@ def test_two_workers_that_start_at_once_convert_once(tmp_path: Path) -> None:
         )
         for _ in range(2)
     ]
-    told = [worker.communicate(timeout=120)[0].split() for worker in workers]
-    assert sorted(converted for converted, _ in told) == ["False", "True"]
-    assert len({path for _, path in told}) == 1
+    outputs = [worker.communicate(timeout=120)[0].split() for worker in workers]
+    assert sorted(converted for converted, _ in outputs) == ["False", "True"]
+    assert len({path for _, path in outputs}) == 1
 
 
 def test_a_stopped_worker_leaves_no_child_and_no_files(tmp_path: Path, checkpoint: Path) -> None:
@@ -306,16 +306,16 @@ def test_a_cache_that_cannot_be_written_is_reported(tmp_path: Path, checkpoint: 
     assert isinstance(error, ModelError) and "--cache-dir" in error.message
 
 
-@pytest.mark.parametrize("asked", ["worker.models.checksum._hash", "pathlib.Path.iterdir"])
+@pytest.mark.parametrize("function", ["worker.models.checksum._hash", "pathlib.Path.iterdir"])
 def test_an_unreadable_checkpoint_is_an_error_of_the_model(
-    asked: str, tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+    function: str, tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another user's file or folder, as in a container, is not a fault of the worker."""
 
     def refuse(path: Path) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
-    monkeypatch.setattr(asked, refuse)
+    monkeypatch.setattr(function, refuse)
     error = refused(str(checkpoint), tmp_path / "cache")
     assert isinstance(error, ModelError)
     assert error.message.startswith(f"'{checkpoint}")
@@ -372,7 +372,7 @@ def test_gguf_files_split_ones_and_local_aliases_are_resolved(
     assert f"no config.json{hint}" in refused("plain", tmp_path).message
     for name, lacks in (("config.json", "none of "), ("tokenizer.json", "no .safetensors")):
         (tmp_path / "plain" / name).write_text("{}")
-        assert lacks in (said := refused("plain", tmp_path).message) and hint in said
+        assert lacks in (message := refused("plain", tmp_path).message) and hint in message
 
 
 def test_the_error_of_a_child_that_dies_has_its_last_words(
@@ -388,8 +388,8 @@ def test_the_error_of_a_child_that_dies_has_its_last_words(
 
 
 def test_errors_of_a_child_keep_their_class() -> None:
-    told = json.loads('{"code": "INVALID_CONFIG", "message": "x", "details": {"field": "outtype"}}')
-    error = rebuild_error(told, ModelError)
+    sent = json.loads('{"code": "INVALID_CONFIG", "message": "x", "details": {"field": "outtype"}}')
+    error = rebuild_error(sent, ModelError)
     assert isinstance(error, ConfigError) and error.details == {"field": "outtype"}
     assert isinstance(rebuild_error({"code": "NEW", "message": "y"}, ModelError), ModelError)
 

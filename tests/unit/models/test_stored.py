@@ -32,10 +32,10 @@ def test_a_file_that_another_program_has_locked_is_not_waited_for(
 ) -> None:
     path = tmp_path / "model.gguf"
     path.touch()
-    with path.open("rb") as theirs:
-        fcntl.flock(theirs, fcntl.LOCK_EX)
+    with path.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
         assert hold(path) is None
-        fcntl.flock(theirs, fcntl.LOCK_UN)
+        fcntl.flock(file, fcntl.LOCK_UN)
     monkeypatch.setattr("fcntl.flock", flock)
     mark = hold(path)
     assert mark is not None and is_held(path)
