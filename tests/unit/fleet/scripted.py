@@ -153,11 +153,11 @@ async def call(
         if leave_after_chunks is not None and len(got.chunks) >= leave_after_chunks:
             left.set()
 
-    given = {"host": "127.0.0.1:8000", "content-type": "application/json", **(headers or {})}
+    all_headers = {"host": "127.0.0.1:8000", "content-type": "application/json", **(headers or {})}
     scope = {
         "type": "http", "method": method or ("GET" if body is None else "POST"), "path": path,
         "raw_path": path.encode(), "query_string": query, "http_version": "1.1",
-        "headers": [(k.encode(), v.encode()) for k, v in given.items()],
+        "headers": [(k.encode(), v.encode()) for k, v in all_headers.items()],
     }  # fmt: skip
     await gateway(scope, receive, send)
     return got

@@ -98,8 +98,8 @@ async def lost_after(sent: bytes, path: str) -> bytes:
 async def test_an_error_has_the_dialects_form(
     path: str, sent: bytes, name: str, error: dict[str, object]
 ) -> None:
-    told, event = last_event(await lost_after(sent, path))
-    assert told == name == event.get("type", "")
+    kind, event = last_event(await lost_after(sent, path))
+    assert kind == name == event.get("type", "")
     assert error.items() <= event.get("error", event).items()
 
 

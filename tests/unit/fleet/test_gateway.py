@@ -215,19 +215,19 @@ async def test_a_request_does_not_crash_the_whole_fleet() -> None:
 async def test_a_full_fleet_refuses_at_once_in_the_callers_dialect(path: str) -> None:
     form = Routes(DIALECTS).at(path).dialect.errors
     refused = error_response(QueueFull("full", retry_after_seconds=7), form, "id")
-    told = json.loads(bytes(refused.body))
-    is_full = tells(503, told, "retry-after: 7\r\n")
+    refusal = json.loads(bytes(refused.body))
+    is_full = tells(503, refusal, "retry-after: 7\r\n")
     async with fleet_of(is_full, is_full, drains) as (gateway, _, workers):
         async with asyncio.timeout(relay.REPLACEMENT_SECONDS / 2):
             got = await call(gateway, path, KEYLESS)
     assert (got.status, got.headers["retry-after"]) == (503, "7")
-    assert got.json == told
+    assert got.json == refusal
     assert got.headers["x-llorch-worker"] in ("tiny-0", "tiny-1")
     assert all(len(worker.requests) == 1 for worker in workers[:2])
 
 
 @pytest.mark.parametrize(
-    ("path", "status", "told", "code"),
+    ("path", "status", "body", "code"),
     [
         ("/execute", 400, {"code": "INVALID_REQUEST"}, "INVALID_REQUEST"),
         ("/v1/messages", 503, {"error": {"code": "queue_full"}}, "QUEUE_FULL"),
@@ -237,9 +237,9 @@ async def test_a_full_fleet_refuses_at_once_in_the_callers_dialect(path: str) ->
     ],
 )
 async def test_the_log_has_why_a_worker_refused_a_request(
-    path: str, status: int, told: dict[str, object], code: str | None
+    path: str, status: int, body: dict[str, object], code: str | None
 ) -> None:
-    async with fleet_of(tells(status, told, "retry-after: 1\r\n")) as (gateway, _, _):
+    async with fleet_of(tells(status, body, "retry-after: 1\r\n")) as (gateway, _, _):
         with structlog.testing.capture_logs() as logs:
             assert (await call(gateway, path, JOB)).status == status
     assert [each["code"] for each in logs if each["event"] == "request.answered"] == [code]
@@ -595,14 +595,14 @@ async def test_a_cancel_reaches_a_worker_that_still_reads_the_job() -> None:
 
 
 async def test_a_cancel_that_its_worker_does_not_know_is_accepted_if_the_job_ends() -> None:
-    asked = asyncio.Event()
+    cancelled = asyncio.Event()
 
     async def script(conversation: Conversation) -> None:
         if "/execute" in conversation.line:
-            await asked.wait()
+            await cancelled.wait()
             return await conversation.json(400, {"code": "INVALID_REQUEST"})
         await conversation.json(404, {"code": "JOB_NOT_FOUND"})
-        asked.set()
+        cancelled.set()
 
     async with fleet_of(script) as (gateway, _, (worker,)):
         running = asyncio.create_task(call(gateway, "/execute", JOB))
@@ -755,9 +755,9 @@ async def test_keys_that_cannot_be_read_are_logged_once_for_each_change(tmp_path
                 for _ in range(3):
                     got = await call(gateway, "/execute", JOB, headers={"x-api-key": "sk-1"})
                     assert got.status == 200, "those that were read last hold"
-            told = [each["message"] for each in logs if each["event"] == "keys.unreadable"]
-            assert len(told) == n_told and all("line" in each for each in told)
-            assert not [each for each in told if "sk-" in each]
+            messages = [each["message"] for each in logs if each["event"] == "keys.unreadable"]
+            assert len(messages) == n_told and all("line" in each for each in messages)
+            assert not [each for each in messages if "sk-" in each]
 
 
 async def test_clients_may_have_keys_with_names(tmp_path: Path) -> None:
@@ -782,8 +782,8 @@ async def test_clients_may_have_keys_with_names(tmp_path: Path) -> None:
             assert await statuses() == [401, 200, 200, 401]
             gateway.use(Fleet.model_validate({**fleet, "token_file": str(token)}))
             assert await statuses() == [401, 200, 200, 200]
-        told = [each.get("key") for each in logs if each["event"] == "request.answered"]
-        assert told == [None, "ann", "bob", None, None, "ann", "bob", "token"]
+        logged = [each.get("key") for each in logs if each["event"] == "request.answered"]
+        assert logged == [None, "ann", "bob", None, None, "ann", "bob", "token"]
         counted = (await call(gateway, "/metrics")).body.decode()
         for name, count in {"ann": 2, "bob": 2, "token": 1, "idle": 0}.items():
             line = f'worker_key_requests_total{{key="{name}",model="",worker="gateway"}} {count}.0'
@@ -900,9 +900,9 @@ async def test_an_answer_without_a_body_has_no_content_length() -> None:
         deleted = await call(
             gateway, "/v1/stream", method="DELETE", query=b"conv_id=c", headers=named
         )
-        asked = await call(gateway, "/v1/models", method="HEAD", headers=named)
-    assert (deleted.status, asked.status) == (204, 200)
-    assert not {"content-length"} & (deleted.headers.keys() | asked.headers.keys())
+        only_head = await call(gateway, "/v1/models", method="HEAD", headers=named)
+    assert (deleted.status, only_head.status) == (204, 200)
+    assert not {"content-length"} & (deleted.headers.keys() | only_head.headers.keys())
 
 
 async def test_the_answer_of_one_of_all_is_forwarded_unchanged() -> None:
@@ -920,8 +920,8 @@ async def test_the_answer_of_one_of_all_is_forwarded_unchanged() -> None:
 async def test_a_kept_stream_is_read_from_the_worker_where_it_last_began(path: str) -> None:
     def keeper(began: float, text: bytes) -> Script:
         async def script(conversation: Conversation) -> None:
-            told = b"transfer-encoding: chunked\r\nx-llorch-began: %f\r\n\r\n" % began
-            conversation.writer.write(SSE_HEAD.replace(b"transfer-encoding: chunked\r\n\r\n", told))
+            tail = b"transfer-encoding: chunked\r\nx-llorch-began: %f\r\n\r\n" % began
+            conversation.writer.write(SSE_HEAD.replace(b"transfer-encoding: chunked\r\n\r\n", tail))
             if not conversation.line.startswith("HEAD"):
                 await conversation.chunk(text + END)
                 await conversation.end()
@@ -995,8 +995,8 @@ async def test_concurrent_requests_for_metrics_share_one_scrape() -> None:
         conversation.writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\na 1\n")
 
     async with fleet_of(tells) as (gateway, _, (worker,)):
-        asked = await asyncio.gather(*(call(gateway, "/metrics") for _ in range(20)))
-        assert {(got.status, got.body.splitlines()[-1]) for got in asked} == {
+        answers = await asyncio.gather(*(call(gateway, "/metrics") for _ in range(20)))
+        assert {(got.status, got.body.splitlines()[-1]) for got in answers} == {
             (200, b'a{model="tiny",worker="tiny-0"} 1.0')
         }
         assert len(worker.requests) == 1

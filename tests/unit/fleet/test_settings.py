@@ -68,7 +68,7 @@ model = "hf:owner/repo@main::file=model.gguf"
 
 
 @pytest.mark.parametrize(
-    ("chosen", "reserved", "told"),
+    ("chosen", "reserved", "expected"),
     [
         (None, ["3"], "3"),
         ("0,1", ["3", "5"], "3,5"),
@@ -76,7 +76,7 @@ model = "hf:owner/repo@main::file=model.gguf"
     ],
 )
 def test_a_workers_gpus_are_among_those_that_ray_has_reserved_for_it(
-    chosen: str | None, reserved: list[str], told: str
+    chosen: str | None, reserved: list[str], expected: str
 ) -> None:
     """Ray hides the others from CUDA's driver, but Vulkan's shows all."""
     for backend in ("cuda", "vulkan"):
@@ -86,14 +86,14 @@ def test_a_workers_gpus_are_among_those_that_ray_has_reserved_for_it(
         with_ray, alone = group.arguments(reserved), group.arguments()
         if backend == "vulkan":
             assert [each for each in with_ray if "--vulkan-device" in each] == [
-                f"--vulkan-device={told}"
+                f"--vulkan-device={expected}"
             ]
         else:
             assert with_ray == alone
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "words"),
     [
         ("", "workers: it is missing"),
         ("workers = [", "is not valid TOML"),
@@ -154,10 +154,10 @@ def test_a_workers_gpus_are_among_those_that_ray_has_reserved_for_it(
         ('host = "0.0.0.0:8000"\n' + WORKERS, "host: it must be a host name or an address"),
     ],
 )
-def test_an_invalid_file_is_refused_with_its_field(tmp_path: Path, text: str, said: str) -> None:
+def test_an_invalid_file_is_refused_with_its_field(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(ConfigError) as raised:
         load(written(tmp_path, text))
-    assert said in raised.value.message
+    assert words in raised.value.message
     assert "fleet.toml" in raised.value.message
 
 
@@ -174,10 +174,10 @@ def test_an_invalid_file_is_refused_with_its_field(tmp_path: Path, text: str, sa
 )
 def test_a_worker_gets_the_settings_of_the_file(settings: dict[str, Any]) -> None:
     [group] = fleet(settings=settings).workers
-    told = Settings.load(group.backend, parse_flags(group.backend, group.arguments()))
-    meant = Settings.load(group.backend, {**settings, "worker_id": told.worker_id})
+    passed = Settings.load(group.backend, parse_flags(group.backend, group.arguments()))
+    meant = Settings.load(group.backend, {**settings, "worker_id": passed.worker_id})
     names = {"served_model_name"} - settings.keys()
-    assert told.model_dump(exclude=names) == meant.model_dump(exclude=names)
+    assert passed.model_dump(exclude=names) == meant.model_dump(exclude=names)
 
 
 def test_a_missing_file_is_refused() -> None:
@@ -207,19 +207,19 @@ def test_the_load_decides_between_the_minimum_and_the_maximum() -> None:
         (found,) = configuration(fleet)["applications"][0]["deployments"]
         return dict(found)
 
-    given = scaling(scaling={"target": 7, "up_delay": 1, "down_delay": 20}, surge=True)
-    found = deployment(given)
+    scaled = scaling(scaling={"target": 7, "up_delay": 1, "down_delay": 20}, surge=True)
+    found = deployment(scaled)
     assert "num_replicas" not in found and found["max_surge_percent"] == 1
     config = found["autoscaling_config"]
     assert (config["min_replicas"], config["max_replicas"]) == (1, 3)
     assert (config["upscale_delay_s"], config["downscale_delay_s"]) == (1, 20)
     assert config["policy"]["policy_kwargs"] == {"target": 7}
-    assert given.workers[0].max_workers == 4
+    assert scaled.workers[0].max_workers == 4
     default = deployment(scaling())
     assert default["max_surge_percent"] == 0
     assert default["autoscaling_config"]["policy"]["policy_kwargs"] == {"target": 4}
     # Changing the number of workers rolls nobody.
-    args = [configuration(each)["applications"][0]["args"] for each in (given, scaling())]
+    args = [configuration(each)["applications"][0]["args"] for each in (scaled, scaling())]
     assert (
         args[0] == args[1] == configuration(fleet(settings={"slots": 5}))["applications"][0]["args"]
     )
@@ -229,8 +229,8 @@ def test_the_policy_counts_what_all_workers_report() -> None:
     policy = RequestsPerWorker(target=4)
 
     def wanted(reported: dict[str, float]) -> float:
-        told = {REQUESTS: reported} if reported else {}
-        return policy(SimpleNamespace(aggregated_metrics=told, target_num_replicas=2))[0]
+        metrics = {REQUESTS: reported} if reported else {}
+        return policy(SimpleNamespace(aggregated_metrics=metrics, target_num_replicas=2))[0]
 
     assert wanted({"a": 8, "b": 4}) == 3
     assert wanted({"a": 0, "b": 0}) == 0
@@ -323,12 +323,12 @@ def test_a_relative_path_that_does_not_exist_is_refused(tmp_path: Path, name: st
     text = WORKERS + f'{place}{name} = "./nothing.gguf"'
     with pytest.raises(ConfigError) as raised:
         load(written(tmp_path, text))
-    said = f"workers[0].{place}{name}: there is no file {tmp_path}/nothing.gguf"
-    assert said in raised.value.message
+    words = f"workers[0].{place}{name}: there is no file {tmp_path}/nothing.gguf"
+    assert words in raised.value.message
 
 
 @pytest.mark.parametrize(
-    ("setting", "given", "made"),
+    ("setting", "value", "made"),
     [
         ("lora", "v=1.gguf:0.123456789", "v={}/1.gguf:0.123456789"),
         ("control_vector", "v=1.gguf:0.123456789", "{}/v=1.gguf:0.123456789"),
@@ -336,11 +336,11 @@ def test_a_relative_path_that_does_not_exist_is_refused(tmp_path: Path, name: st
     ],
 )
 def test_the_path_within_a_setting_is_made_absolute(
-    tmp_path: Path, setting: str, given: str, made: str
+    tmp_path: Path, setting: str, value: str, made: str
 ) -> None:
     for name in ("1.gguf", "v=1.gguf", "v=1", "v"):
         (tmp_path / name).touch()
-    (group,) = load(written(tmp_path, WORKERS + f'settings.{setting} = ["{given}"]')).workers
+    (group,) = load(written(tmp_path, WORKERS + f'settings.{setting} = ["{value}"]')).workers
     assert group.settings[setting] == [made.format(tmp_path)]
 
 

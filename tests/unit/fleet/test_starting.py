@@ -215,8 +215,8 @@ def test_a_command_ends_when_the_gateways_list_the_workers_it_has_seen(
 def test_a_command_reports_that_another_one_has_won(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "POLL_SECONDS", 0.001)
     config = deploy.configuration(FLEET)
-    theirs = Fleet.model_validate({"workers": [{"name": "tiny", "settings": {"slots": 3}}]})
-    serving = Serving(deploy.configuration(theirs), ["RUNNING"])
+    others = Fleet.model_validate({"workers": [{"name": "tiny", "settings": {"slots": 3}}]})
+    serving = Serving(deploy.configuration(others), ["RUNNING"])
     with pytest.raises(WorkerError, match="Another command has changed the fleet"):
         command._deploy(serving, config)  # type: ignore[arg-type]
 
@@ -224,7 +224,7 @@ def test_a_command_reports_that_another_one_has_won(monkeypatch: pytest.MonkeyPa
 def test_messages_of_ray_keep_their_lines(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def down(*given: object) -> None:
+    def down(*arguments: object) -> None:
         raise WorkerError("Ray refuses: Traceback\n  in serve\nValueError: \x1b[31mred")
 
     monkeypatch.setattr(command, "require_ray", lambda: None)
@@ -267,9 +267,9 @@ def test_another_server_at_the_address_is_not_a_cluster(dashboard: Dashboard) ->
 
 
 def test_applications_of_others_are_left_alone() -> None:
-    theirs = {"status": "RUNNING", "deployed_app_config": {"import_path": "shop:app"}}
+    foreign = {"status": "RUNNING", "deployed_app_config": {"import_path": "shop:app"}}
     by_hand = {"status": "RUNNING", "deployed_app_config": None}
-    for app in (theirs, by_hand):
+    for app in (foreign, by_hand):
         with pytest.raises(ConfigError, match="also serves shop"):
             deploy.running_config({"applications": {"shop": app}})
     leaving = {"status": "DELETING", "deployed_app_config": None}
