@@ -31,11 +31,11 @@ def test_the_warning_follows_the_clock(certificate: tuple[str, float], seconds: 
     file, made = certificate
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(time, "time", lambda: made + seconds)
-        told = certificate_trouble(file)
+        warning = certificate_trouble(file)
     if seconds < -60:
         expected = "is not valid before"
     elif 60 < seconds < 2 * DAY * 2 / 3 - 60:
-        assert told == ""
+        assert warning == ""
         return
     elif 2 * DAY * 2 / 3 + 60 < seconds < 2 * DAY - 60:
         expected = "expires soon: "
@@ -43,7 +43,7 @@ def test_the_warning_follows_the_clock(certificate: tuple[str, float], seconds: 
         expected = "has expired: "
     else:
         return
-    assert told.startswith(f"{file} {expected}") and told.endswith("GMT")
+    assert warning.startswith(f"{file} {expected}") and warning.endswith("GMT")
 
 
 def test_a_running_server_warns_once_a_day(
@@ -54,11 +54,11 @@ def test_a_running_server_warns_once_a_day(
     config = uvicorn.Config("", ssl_certfile=file, ssl_keyfile=file, log_config=None)
     config.load_app = lambda: None  # type: ignore[method-assign]
     config.load()
-    told: list[tuple[int, str]] = []
+    warnings: list[tuple[int, str]] = []
     hours = [0]
 
     def warn(_event: str, message: str) -> None:
-        told.append((hours[-1], message))
+        warnings.append((hours[-1], message))
 
     monkeypatch.setattr(tls, "_log", SimpleNamespace(warning=warn))
     monkeypatch.setattr(time, "time", lambda: made + 3600 * hours[-1])
@@ -67,8 +67,8 @@ def test_a_running_server_warns_once_a_day(
     for hour in range(4 * 24):
         hours.append(hour)
         assert served.context is config.ssl
-    assert [hour for hour, _ in told] == [48, 72]
-    assert all("has expired" in message for _, message in told)
+    assert [hour for hour, _ in warnings] == [48, 72]
+    assert all("has expired" in message for _, message in warnings)
 
 
 def test_a_file_without_a_certificate_gets_no_warning_of_dates(tmp_path: Path) -> None:

@@ -89,8 +89,8 @@ def test_an_unhealthy_or_absent_worker_is_a_failure(
     assert command_line.main("cpu", ["health", "--port", "1"]) == 1
     assert "The worker at http://127.0.0.1:1 does not answer" in capsys.readouterr().err
     assert command_line.main("cpu", ["health", "--port", "0"]) == 2
-    told = _parser("cpu", "health").epilog or ""
-    assert "0 the worker is healthy, 1 it is not or does not answer, 2 usage" in told
+    epilog = _parser("cpu", "health").epilog or ""
+    assert "0 the worker is healthy, 1 it is not or does not answer, 2 usage" in epilog
 
 
 @pytest.mark.parametrize("body", [b"[" * 200_000, b'"' + b"x" * (2 << 20), b"[]", b"<html>"])
@@ -127,14 +127,14 @@ def test_an_answer_without_an_end_is_not_awaited(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    ("listens", "asked"),
+    ("listens", "expected"),
     [("0.0.0.0", "127.0.0.1"), ("::", "::1"), ("10.0.0.7", "10.0.0.7"), ("localhost", "localhost")],
 )
 def test_a_worker_that_listens_on_all_addresses_is_asked_on_its_own(
-    listens: str, asked: str
+    listens: str, expected: str
 ) -> None:
     with served.client_of(Settings.load("cpu", {"host": [listens]})) as client:
-        assert client.base_url.host == asked
+        assert client.base_url.host == expected
 
 
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # httpcore's, if nothing answers

@@ -62,7 +62,7 @@ def test_a_name_is_listened_on_at_each_address_that_this_machine_has(
     addresses: list[str], expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (each, 0)) for each in addresses]
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *given, **hints: found)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *arguments, **hints: found)
     listeners = listen_on(["a-name"], 0)
     assert [each.getsockname()[0] for each in listeners] == expected
     for each in listeners:

@@ -54,8 +54,8 @@ def test_an_image_stops_gently_and_its_check_follows_the_worker(backend: str) ->
 def test_an_images_name_begins_with_the_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[str] = []
     monkeypatch.setattr(images, "build", lambda _backend, tag, **_options: built.append(tag))
-    for given in ([], ["--registry="], ["--registry", "registry.example/team/"]):
-        assert cli.main(["image", "cpu", *given]) == 0
+    for flags in ([], ["--registry="], ["--registry", "registry.example/team/"]):
+        assert cli.main(["image", "cpu", *flags]) == 0
     assert built == ["llorch-cpu", "llorch-cpu", "registry.example/team/llorch-cpu"]
 
 
@@ -115,14 +115,14 @@ def port(backend: str) -> str:
 def test_a_line_that_runs_an_image_fits_the_image(line: str) -> None:
     words = shlex.split(line, comments=True)
     (at,) = [n for n, word in enumerate(words) if word.startswith("llorch-")]
-    backend, given = words[at].removeprefix("llorch-"), words[at + 1 :]
-    if given and given[0].startswith("("):
-        given = []  # a comment
+    backend, arguments = words[at].removeprefix("llorch-"), words[at + 1 :]
+    if arguments and arguments[0].startswith("("):
+        arguments = []  # a comment
     options = list(zip(words[:at], words[1:at], strict=False))
     assert [value for name, value in options if name == "-p"] == [f"8080:{port(backend)}"]
     mounts = {value.split(":")[1] for name, value in options if name == "-v"}
     assert mounts <= folders(backend)
-    flags = parse_flags(cast(BackendName, backend), given, None)
+    flags = parse_flags(cast(BackendName, backend), arguments, None)
     model = str(flags.get("model", ""))
     assert not model.startswith("/") or any(model.startswith(mount) for mount in mounts)
     assert not model.startswith("hf:") or "/cache" in mounts, "else it is downloaded each time"
@@ -134,7 +134,7 @@ def test_the_compose_file_fits_the_image() -> None:
     assert worker["build"]["dockerfile"] == DOCKERFILES[backend].name
     assert all(each.rsplit(":", 1)[1] == port(backend) for each in worker["ports"])
     assert {each.split(":")[1] for each in worker["volumes"]} == folders(backend)
-    ours = {f"LLORCH_{name.upper()}" for name in FIELDS}
-    assert set(worker["environment"]) - {"HF_TOKEN"} <= ours
+    variables = {f"LLORCH_{name.upper()}" for name in FIELDS}
+    assert set(worker["environment"]) - {"HF_TOKEN"} <= variables
     grace = float(worker["stop_grace_period"].removesuffix("s"))
     assert grace > Settings.load("cpu", {}).drain_timeout + 5

@@ -30,8 +30,8 @@ def test_architectures_come_from_the_pin_unless_given() -> None:
     wanted = pinned.versions()["cuda"]["architectures"]
     plain = [name for name in wanted if name.isdigit()]
     assert plain and not any(name.startswith("12") for name in plain), "PTX for later cards"
-    given = pinned.recipe("cuda", architectures=("90-real",))
-    assert given.cmake["CMAKE_CUDA_ARCHITECTURES"] == "90-real"
+    recipe = pinned.recipe("cuda", architectures=("90-real",))
+    assert recipe.cmake["CMAKE_CUDA_ARCHITECTURES"] == "90-real"
 
 
 def test_a_variation_that_does_not_exist_is_refused() -> None:

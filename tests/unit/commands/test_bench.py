@@ -47,7 +47,7 @@ def test_bench_passes_all_settings_except_those_of_server_and_pool(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each setting reaches the measured worker, unless it is for the server or the pool."""
-    given = {
+    changed = {
         "lora": ("a,b.gguf", "b=b.gguf:2"),
         "samplers": "top_k;min_p",
         "temperature": 0.5,
@@ -60,14 +60,14 @@ def test_bench_passes_all_settings_except_those_of_server_and_pool(
         "kv_cells": 4096,
         "mmap": False,
     }
-    settings = Settings.load("cpu", {**given, "callback_url": NOBODY, "port": 9000})
+    settings = Settings.load("cpu", {**changed, "callback_url": NOBODY, "port": 9000})
     monkeypatch.setenv("LLORCH_HOST", "192.0.2.1")
     monkeypatch.setenv("MODEL_PATH", "other.gguf")
     kept = served._environment(settings)
     for name in {"LLORCH_HOST", "MODEL_PATH"} - kept.keys():
         monkeypatch.delenv(name)
-    theirs = Settings.load("cpu", parse_flags("cpu", served._flags(settings, 16)))
+    passed = Settings.load("cpu", parse_flags("cpu", served._flags(settings, 16)))
     own = {"slots": 16, "port": 0, "host": ("127.0.0.1",), "callback_url": None}
     for name, info in FIELDS.items():
         if group_of(info) not in ("server", "pool") or name in own:
-            assert getattr(theirs, name) == own.get(name, getattr(settings, name)), name
+            assert getattr(passed, name) == own.get(name, getattr(settings, name)), name

@@ -16,12 +16,12 @@ def test_control_characters_and_markup_of_a_model_are_not_obeyed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Neither do `:words:` become emoji, nor brackets styles."""
-    said = "[bold]a\x1b]52;c;aGk=\x07 \x9b2J\r:smile:b\n"
+    content = "[bold]a\x1b]52;c;aGk=\x07 \x9b2J\r:smile:b\n"
     console = Console(highlight=False, soft_wrap=True)
-    chunk = {"choices": [{"delta": {"content": said}, "finish_reason": None}]}
+    chunk = {"choices": [{"delta": {"content": content}, "finish_reason": None}]}
     answer = Answer()
     take(chunk, answer, console, Status("waiting", console=console))
-    assert capsys.readouterr().out == "[bold]a]52;c;aGk= 2J:smile:b\n" and answer.content == said
+    assert capsys.readouterr().out == "[bold]a]52;c;aGk= 2J:smile:b\n" and answer.content == content
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "iso-8859-1"])

@@ -62,8 +62,8 @@ def unread(kind: str) -> tuple[int, int]:
     if kind == "pipe":
         reader, writer = os.pipe()
     else:
-        ours, theirs = socket.socketpair()
-        reader, writer = ours.detach(), theirs.detach()
+        here, there = socket.socketpair()
+        reader, writer = here.detach(), there.detach()
     os.set_blocking(writer, False)
     with contextlib.suppress(BlockingIOError):
         while True:

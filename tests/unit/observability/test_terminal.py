@@ -75,28 +75,28 @@ def test_a_phase_is_shown_with_share_rate_and_time_left(
     clock = iter([100.0, 100.0 + seconds])
     monkeypatch.setattr("time.monotonic", lambda: next(clock))
     monkeypatch.setattr("worker.observability.terminal.moves_cursor", lambda: True)
-    line = LiveLine(told := io.StringIO())
+    line = LiveLine(output := io.StringIO())
     line.show(Progress(progress.phase, percent_then))
     line.show(progress)
-    assert told.getvalue().split("\x1b[K")[-1] == expected
+    assert output.getvalue().split("\x1b[K")[-1] == expected
 
 
 def test_a_start_on_a_terminal_is_one_live_line_and_then_three(warm_cache: Path) -> None:
-    ours, theirs = pty.openpty()
+    terminal, its_end = pty.openpty()
     process = subprocess.Popen(
         [*installed(), "--port", "0"],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
-        stderr=theirs,
+        stderr=its_end,
         env=environment(warm_cache, {"TERM": "xterm"}),
         cwd=warm_cache,
     )
-    os.close(theirs)
+    os.close(its_end)
     seen = bytearray()
 
     def read() -> None:
         try:
-            while chunk := os.read(ours, 4096):
+            while chunk := os.read(terminal, 4096):
                 seen.extend(chunk)
         except OSError:  # the last process with the terminal has exited
             return
@@ -114,20 +114,20 @@ def test_a_start_on_a_terminal_is_one_live_line_and_then_three(warm_cache: Path)
         process.kill()
         process.wait()
         reader.join(PATIENCE_S)
-        os.close(ours)
+        os.close(terminal)
     text = seen.decode().replace("\r\n", "\n")
-    live, *told = [line for line in text.split("\n") if line]
+    live, *lines = [line for line in text.split("\n") if line]
     assert live.count("\r\x1b[K") >= 3, "the line is written again and again"
-    assert all("\x1b[K" not in line for line in told)
+    assert all("\x1b[K" not in line for line in lines)
     shown = live.split("\x1b[K")[-1]
     assert re.fullmatch(r"Listening on http://127\.0\.0\.1:\d+", shown)
     assert re.fullmatch(
         r"Serving tiny-model \(llama, .* parameters, Q8_0\) on CPU, \d+ threads: "
         r"8 slots, context of [\d,]+ tokens",
-        told[0],
+        lines[0],
     )
-    assert re.fullmatch(r"Page at http://127\.0\.0\.1:\d+/", told[1])
-    assert re.fullmatch(rf"Chat at http://127\.0\.0\.1:\d+/chat/|{NO_CHAT}", told[2])
+    assert re.fullmatch(r"Page at http://127\.0\.0\.1:\d+/", lines[1])
+    assert re.fullmatch(rf"Chat at http://127\.0\.0\.1:\d+/chat/|{NO_CHAT}", lines[2])
     assert "{" not in text, "no JSON line comes between"
 
 
@@ -149,13 +149,13 @@ get_logger().warning("engine.stalled")
 def test_a_dumb_terminal_and_no_color_are_obeyed(
     variables: dict[str, str], is_live: bool, is_colored: bool, tmp_path: Path
 ) -> None:
-    ours, theirs = pty.openpty()
-    termios.tcsetwinsize(theirs, (24, 30))
+    terminal, its_end = pty.openpty()
+    termios.tcsetwinsize(its_end, (24, 30))
     env = environment(tmp_path, {"TERM": "xterm", "NO_COLOR": "", **variables})
-    subprocess.run([sys.executable, "-c", SHOWS], stderr=theirs, env=env, check=True)
-    seen = os.read(ours, 4096).decode()  # less than the terminal buffers
-    os.close(theirs)
-    os.close(ours)
+    subprocess.run([sys.executable, "-c", SHOWS], stderr=its_end, env=env, check=True)
+    seen = os.read(terminal, 4096).decode()  # less than the terminal buffers
+    os.close(its_end)
+    os.close(terminal)
     live = ["loading  ███████░░░░░░░  50 %"] * is_live
     assert re.findall(r"loading[^\r]*", seen) == live, "a line is no wider than the terminal"
     assert "engine.stalled" in seen

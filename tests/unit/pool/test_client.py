@@ -52,12 +52,12 @@ async def test_the_last_heartbeat_is_repeated_until_it_is_accepted() -> None:
 
 @pytest.mark.anyio
 async def test_no_cookie_of_a_manager_is_sent_back() -> None:
-    given: list[str | None] = []
+    cookies: list[str | None] = []
 
     def reply(handler: BaseHTTPRequestHandler) -> int:
-        given.append(handler.headers.get("Cookie"))
+        cookies.append(handler.headers.get("Cookie"))
         handler.send_response(302)
-        handler.send_header("Set-Cookie", f"nonce-{len(given)}={'x' * 500}")
+        handler.send_header("Set-Cookie", f"nonce-{len(cookies)}={'x' * 500}")
         handler.send_header("Content-Length", "0")
         handler.end_headers()
         return 302
@@ -68,7 +68,7 @@ async def test_no_cookie_of_a_manager_is_sent_back() -> None:
         for _ in range(3):
             await client.post(f"{manager.url}/heartbeat", {"worker_id": "w"}, 60.0)
     await client.close()
-    assert given == [None] * 3
+    assert cookies == [None] * 3
 
 
 async def announced(url: str, *, has_served: bool = False, **settings: Any) -> Metrics:

@@ -11,7 +11,7 @@ from worker.child_processes import SPINS_AT_BARRIERS, engine_environment, inheri
 
 
 @pytest.mark.parametrize(
-    ("given", "spins"),
+    ("variables", "spins"),
     [
         ({}, SPINS_AT_BARRIERS),
         ({"GOMP_SPINCOUNT": "50000"}, "50000"),
@@ -19,11 +19,11 @@ from worker.child_processes import SPINS_AT_BARRIERS, engine_environment, inheri
     ],
 )
 def test_threads_spin_for_a_short_time_unless_the_operator_decides(
-    monkeypatch: pytest.MonkeyPatch, given: dict[str, str], spins: str | None
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], spins: str | None
 ) -> None:
     for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
         monkeypatch.delenv(name, raising=False)
-    for name, value in given.items():
+    for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert engine_environment().get("GOMP_SPINCOUNT") == spins
 
@@ -52,10 +52,10 @@ def test_a_child_process_has_no_threads_of_blas(
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "4")
     count = "import numpy, os; print(len(os.listdir('/proc/self/task')))"
     for environment in (inherited(), engine_environment()):
-        told = subprocess.run(
+        child = subprocess.run(
             [sys.executable, "-c", count], env=environment, capture_output=True, check=True
         )
-        assert int(told.stdout) == 1
+        assert int(child.stdout) == 1
 
 
 @pytest.mark.parametrize(

@@ -36,8 +36,8 @@ def test_the_progress_of_a_prompt_only_grows_across_engines() -> None:
     job.accept(Accepted(1, 9))
     job.feed([Started(1, 2), PromptProgress(1, 6, 0.1)])
     after_a_crash([job], frozenset({1}), 5, Quarantine(60.0))
-    told = [PromptProgress(1, n, 0.1) for n in (4, 6, 8)]
-    assert job.continued([Started(1, 0), *told]) == told[-1:]
+    progress = [PromptProgress(1, n, 0.1) for n in (4, 6, 8)]
+    assert job.continued([Started(1, 0), *progress]) == progress[-1:]
 
 
 def test_the_next_engine_gets_tokens_length_of_text_and_state_of_the_sampler() -> None:
@@ -85,7 +85,7 @@ def test_the_times_of_a_continued_answer_are_within_its_age(has_begun: bool) -> 
     job.feed([Started(1, 0), *[Token(1, "a", (5,))] * has_begun])
     after_a_crash([job], frozenset({1}), 5, Quarantine(60.0))
     of_the_next = Finished(1, "EOS", 2, 30.0, prompt_time_ms=4000.0)
-    told = job.continued([Started(1, 0), Token(1, "b", (6,)), of_the_next])[-1]
-    assert isinstance(told, Finished)
-    is_within = told.prompt_time_ms + told.decode_time_ms <= 1000 * job.age_seconds
-    assert is_within if has_begun else told == of_the_next
+    finished = job.continued([Started(1, 0), Token(1, "b", (6,)), of_the_next])[-1]
+    assert isinstance(finished, Finished)
+    is_within = finished.prompt_time_ms + finished.decode_time_ms <= 1000 * job.age_seconds
+    assert is_within if has_begun else finished == of_the_next

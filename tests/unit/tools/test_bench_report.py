@@ -44,16 +44,16 @@ def test_percentiles_interpolate_between_ranks() -> None:
 
 
 def test_ratios_are_taken_within_a_round_before_the_median() -> None:
-    ours = {1: {"x": 10.0}, 2: {"x": 30.0}, 3: {"x": 8.0}, 4: {"x": 1.0}}
-    theirs = {1: {"x": 5.0}, 2: {"x": 15.0}, 3: {"x": 8.0}}
-    assert paired_ratios(ours, theirs) == {"x": 2.0}
-    assert medians(list(ours.values())) == {"x": 9.0}
+    own = {1: {"x": 10.0}, 2: {"x": 30.0}, 3: {"x": 8.0}, 4: {"x": 1.0}}
+    peers = {1: {"x": 5.0}, 2: {"x": 15.0}, 3: {"x": 8.0}}
+    assert paired_ratios(own, peers) == {"x": 2.0}
+    assert medians(list(own.values())) == {"x": 9.0}
 
 
 def test_the_chart_shows_where_the_worker_is_behind(tmp_path: Path) -> None:
-    ours = {"output_tokens_per_s": 80.0, "ttft_p50_ms": 50.0}
-    theirs = {"output_tokens_per_s": 100.0, "ttft_p50_ms": 100.0}
-    results: report.Results = {"streams1": {"worker": {1: ours}, "llama-server": {1: theirs}}}
+    own = {"output_tokens_per_s": 80.0, "ttft_p50_ms": 50.0}
+    peers = {"output_tokens_per_s": 100.0, "ttft_p50_ms": 100.0}
+    results: report.Results = {"streams1": {"worker": {1: own}, "llama-server": {1: peers}}}
     summary = report.summarise(results, ["worker", "llama-server"])
     assert [row.ratio for row in chart.rows_of(summary)] == [0.8, 2.0]
     chart.draw(tmp_path / "speed.svg", summary)
@@ -67,12 +67,12 @@ def test_the_chart_shows_where_the_worker_is_behind(tmp_path: Path) -> None:
 
 
 def test_a_ratio_has_an_error_from_four_pairs_on() -> None:
-    ours = {n: {"x": 10.0 * 1.1 ** (n % 2)} for n in range(4)}
-    theirs = {n: {"x": 10.0} for n in range(4)}
+    own = {n: {"x": 10.0 * 1.1 ** (n % 2)} for n in range(4)}
+    peers = {n: {"x": 10.0} for n in range(4)}
     # Two values, each twice: their deviation is half the distance times the root of 4 / 3.
     expected = math.log(1.1) / 2 * math.sqrt(4 / 3) / math.sqrt(4)
-    assert paired_errors(ours, theirs)["x"] == pytest.approx(expected)
-    assert paired_errors(ours, {n: theirs[n] for n in range(3)}) == {}
+    assert paired_errors(own, peers)["x"] == pytest.approx(expected)
+    assert paired_errors(own, {n: peers[n] for n in range(3)}) == {}
 
 
 def test_throughput_counts_from_the_first_request_to_the_last_token() -> None:
@@ -146,9 +146,9 @@ def test_a_turn_repeats_the_conversation_before_it() -> None:
     answer = b'HTTP/1.1 200 OK\r\n\r\ndata: {"choices":[{"delta":{"content":"Yes."}}]}\n\n'
     body = requests[1].body
     assert callable(body)
-    said = body([Recording(0.0, [(1.0, answer)])])["messages"]
-    assert [each["role"] for each in said] == ["system", "user", "assistant", "user"]
-    assert (said[1]["content"], said[2]["content"]) == (prompts[0].text, "Yes.")
+    messages = body([Recording(0.0, [(1.0, answer)])])["messages"]
+    assert [each["role"] for each in messages] == ["system", "user", "assistant", "user"]
+    assert (messages[1]["content"], messages[2]["content"]) == (prompts[0].text, "Yes.")
     alone = requests[-1].body
     assert callable(alone) and (requests[-1].at_s, requests[-1].after_end) == (10.0, None)
     assert [len(each["content"].split()) for each in alone([])["messages"]] == [8, 500]

@@ -57,18 +57,18 @@ def test_an_event_has_the_time_of_the_piece_that_completed_it() -> None:
 
 
 def test_an_execute_stream_is_read_by_its_own_events() -> None:
-    told = [
+    sent = [
         ("started", {"type": "started", "job_id": "a"}),
         ("token", {"type": "token", "t": "A", "i": 0}),
         ("metrics", {"type": "metrics", "tokens_out": 1}),
         ("token", {"type": "token", "t": "b", "i": 1}),
         ("end", {"type": "end", "tokens_out": 2, "stop_reason": "MAX_TOKENS"}),
     ]
-    body = "".join(f"event: {name}\r\ndata: {json.dumps(data)}\r\n\r\n" for name, data in told)
+    body = "".join(f"event: {name}\r\ndata: {json.dumps(data)}\r\n\r\n" for name, data in sent)
     wire = b"HTTP/1.1 200 OK\r\n\r\n: keepalive\n\n" + body.encode()
     stream = token_stream(recorded(wire))
     assert (stream.text, stream.n_tokens, stream.finish_reason) == ("Ab", 2, "MAX_TOKENS")
-    assert [name for _, name, _ in events(recorded(wire))] == [name for name, _ in told]
+    assert [name for _, name, _ in events(recorded(wire))] == [name for name, _ in sent]
 
 
 def test_a_refusal_and_an_error_event_are_reported_not_measured() -> None:
@@ -132,8 +132,8 @@ def port() -> Iterator[int]:
 
 def test_the_client_records_streams_side_by_side(port: int) -> None:
     counts = [3, 5, 1] * 10
-    asked = {"pause_s": 0.01, "together": len(counts)}
-    requests = [Request("/", {"n": n, **asked}) for n in counts]
+    fields = {"pause_s": 0.01, "together": len(counts)}
+    requests = [Request("/", {"n": n, **fields}) for n in counts]
     driven = drive("127.0.0.1", port, requests, timeout_s=60)
     streams = [token_stream(recording) for recording in driven.recordings]
     assert [len(stream.token_times_s) for stream in streams] == counts

@@ -32,10 +32,10 @@ def test_only_a_complete_text_of_its_form_may_differ(name: str) -> None:
         text = answer(constrain(form).constraint.grammar, seed)
         if not text:
             continue  # the walk did not end
-        asked = Asked("/completion", {name: made})
+        request = Asked("/completion", {name: made})
         for shown, is_whole in (text, True), (text[:-1], False), (text + "\x00", False):
-            told = {"answer": {"content": shown}}
-            why = reason_of(asked, Difference("answer.content", "", shown, told))
+            whole = {"answer": {"content": shown}}
+            why = reason_of(request, Difference("answer.content", "", shown, whole))
             if is_whole:
                 assert why is not None, (made, text)
             n_cut += not is_whole and why is None

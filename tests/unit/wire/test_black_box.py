@@ -18,10 +18,10 @@ def test_no_folder_for_temporary_files_is_needed(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
     file = BlackBox.create_file()
-    ours, theirs = BlackBox(file), BlackBox(file)
+    parent, child = BlackBox(file), BlackBox(file)
     os.close(file)
-    theirs.in_hand[LOOP] = 7
-    assert ours.suspects == {7}
+    child.in_hand[LOOP] = 7
+    assert parent.suspects == {7}
 
 
 def test_each_computing_part_has_its_own_pulse() -> None:

@@ -140,11 +140,11 @@ class Pipe:
 
 def received(body: bytes) -> Command | None:
     """Return the command that the engine process's end reads from a frame."""
-    ours, theirs = socket.socketpair()
-    with ours:
-        child = SyncChannel(theirs)
+    parent, other_end = socket.socketpair()
+    with parent:
+        child = SyncChannel(other_end)
         try:
-            ours.sendall(LENGTH.pack(len(body)) + body)
+            parent.sendall(LENGTH.pack(len(body)) + body)
             return child.recv()
         finally:
             child.close()
@@ -184,11 +184,11 @@ def test_frames_survive_any_cut(lengths: list[int]) -> None:
 
 def test_both_ends_talk_and_notice_the_end() -> None:
     async def test() -> None:
-        ours, theirs = socket.socketpair()
+        parent, other_end = socket.socketpair()
         frames: list[list[Event]] = []
         lost = asyncio.Event()
-        channel = await AsyncChannel.open(ours, frames.append, lost.set)
-        child = SyncChannel(theirs)
+        channel = await AsyncChannel.open(parent, frames.append, lost.set)
+        child = SyncChannel(other_end)
         channel.send(Cancel(7))
         channel.send(Stop())
         assert await asyncio.to_thread(child.recv) == Cancel(7)
@@ -215,10 +215,10 @@ def test_both_ends_talk_and_notice_the_end() -> None:
 
 @pytest.mark.parametrize("sent", [b"", b"\0\0", encode(Stop())[:-1]])
 def test_a_parent_that_dies_in_mid_frame_is_the_end(sent: bytes) -> None:
-    ours, theirs = socket.socketpair()
-    ours.sendall(sent)
-    ours.close()
-    child = SyncChannel(theirs)
+    parent, other_end = socket.socketpair()
+    parent.sendall(sent)
+    parent.close()
+    child = SyncChannel(other_end)
     assert child.recv() is None
     with pytest.raises(ConnectionError):
         for _ in range(100):
