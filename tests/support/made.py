@@ -30,9 +30,7 @@ def shared_folder() -> Path:
     return Path(os.environ[_FOLDER])
 
 
-def made_once(
-    name: str,
-) -> Callable[[Callable[Concatenate[Path, P], object]], Callable[P, Path]]:
+def made_once(name: str) -> Callable[[Callable[Concatenate[Path, P], object]], Callable[P, Path]]:
     """Decorate a function that writes a file: a run calls it once for the same arguments, in the
     first process that needs the file, which nobody may change. `name` is the file's name, with the
     names of arguments in braces."""

@@ -298,9 +298,7 @@ def test_slots_is_503_on_request_if_none_is_idle(narrow: WorkerProcess) -> None:
         assert worker.get("/slots").json()[0]["is_processing"] is True
 
 
-def test_choices_without_room_in_the_queue_are_refused_together(
-    narrow: WorkerProcess,
-) -> None:
+def test_choices_without_room_in_the_queue_are_refused_together(narrow: WorkerProcess) -> None:
     """Before, those before the first one without room were computed, and counted as cancelled."""
     worker, names = narrow, (CANCELLED, f'{REFUSED}{{code="QUEUE_FULL"}}', ENDED)
     before = [worker.metric(name) for name in names]

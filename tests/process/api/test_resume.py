@@ -103,9 +103,7 @@ def test_a_resumable_stream_named_like_a_relative_path_is_refused(
     assert worker.post("/execute", body).status_code == 200
 
 
-def test_a_stream_cut_at_200_places_loses_no_token_and_repeats_none(
-    worker: WorkerProcess,
-) -> None:
+def test_a_stream_cut_at_200_places_loses_no_token_and_repeats_none(worker: WorkerProcess) -> None:
     whole = worker.post("/v1/inference", LONG).json()
     dice = random.Random(5)
     name, n_cuts, last = new_job_id(), 0, None
@@ -239,9 +237,7 @@ def test_only_its_owner_may_read_a_stream(worker: WorkerProcess) -> None:
         assert client.get(url, headers={"x-api-key": "mine"}).content == whole
 
 
-def test_head_does_not_wait_for_the_stream_and_comments_are_kept(
-    scripted: ScriptedFactory,
-) -> None:
+def test_head_does_not_wait_for_the_stream_and_comments_are_kept(scripted: ScriptedFactory) -> None:
     """Offsets count the bytes that a reader has seen, including comments."""
     worker = scripted(keepalive=0.05)
     worker.supervisor.script = [part for frame in story("a", "b") for part in (frame, 0.5)]

@@ -15,11 +15,7 @@ from tests.support.worker import Exit, WorkerProcess, run_to_exit
 PROMPT = "Once upon a time"
 
 
-def refused(
-    *flags: str,
-    cache: Path,
-    command: list[str] | None = None,
-) -> Exit:
+def refused(*flags: str, cache: Path, command: list[str] | None = None) -> Exit:
     with clock.at_most(seconds=10):
         ended = run_to_exit("--port", "0", *flags, cache_dir=cache, backend="cuda", command=command)
     assert "Traceback" not in ended.stderr

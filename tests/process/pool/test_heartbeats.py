@@ -132,9 +132,7 @@ def test_a_manager_in_trouble_never_stops_serving(start_worker: StartWorker) -> 
         assert running.stop() == 0
 
 
-def test_each_heartbeat_has_the_whole_state(
-    start_worker: StartWorker,
-) -> None:
+def test_each_heartbeat_has_the_whole_state(start_worker: StartWorker) -> None:
     with serving() as manager:
         port = int(manager.server_address[1])
         running = start_worker(*manager.flags())

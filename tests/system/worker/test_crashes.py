@@ -45,9 +45,7 @@ def watched(share_worker: StartWorker) -> WorkerProcess:
     return share_worker("--crash-limit", "100", "--stall-timeout", "2.5", can_be_held=True)
 
 
-def test_after_the_renderer_was_killed_the_next_engine_answers(
-    running: WorkerProcess,
-) -> None:
+def test_after_the_renderer_was_killed_the_next_engine_answers(running: WorkerProcess) -> None:
     """As the OOM killer does. A confined engine cannot start another renderer."""
     first = running.engine_pid
     chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}

@@ -19,6 +19,7 @@ from tests.support.bundled import bundled_gguf
 from tests.support.commands import DEAF, diagnose, loaded, start_refused
 from tests.support.disk import MountRefused, mounted, remount
 from tests.support.worker import installed, until
+from worker.commands import convert
 from worker.errors import ModelError
 from worker.models.resolve import resolve
 
@@ -159,6 +160,22 @@ def test_a_model_that_is_cut_ends_the_worker_with_a_sentence(
     assert "a mapped file was truncated" in crashes[0]["how"]
     assert "model.gguf" in crashes[-1]["error"]
     assert "model.gguf" in worker.stderr.splitlines()[-1]
+
+
+def test_the_model_of_a_running_worker_is_not_removed(
+    start_worker: StartWorker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cache = tmp_path / "cache"
+    worker = start_worker(cache_dir=cache)
+    (converted,) = (cache / "converted").iterdir()
+    remove = ["cache", "--cache-dir", str(cache), "--remove", converted.name]
+    assert convert.run(remove) == 3
+    assert "running worker" in capsys.readouterr().err
+    os.utime(converted, (0, 0))
+    assert convert.run(["cache", "--cache-dir", str(cache), "--older-than", "2"]) == 0
+    worker.replace_engine()  # it finds its file
+    worker.kill()
+    assert convert.run(remove) == 0 and not converted.exists()
 
 
 # --- descriptors ---

@@ -46,9 +46,7 @@ def test_a_worker_that_sleeps_gives_its_memory_back_and_answers_the_same(
     assert not running.get("/info").json()["engine_crashes"]
 
 
-def test_ollamas_clients_see_what_a_sleeping_worker_has_loaded(
-    running: WorkerProcess,
-) -> None:
+def test_ollamas_clients_see_what_a_sleeping_worker_has_loaded(running: WorkerProcess) -> None:
     body = {"model": "tiny-model", "stream": False, "options": {"num_predict": 3}}
 
     def generate(**fields: object) -> dict[str, Any]:
@@ -101,9 +99,7 @@ cpu()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="no subreaper on other systems")
-def test_a_containers_first_process_leaves_no_zombie(
-    start_worker: StartWorker,
-) -> None:
+def test_a_containers_first_process_leaves_no_zombie(start_worker: StartWorker) -> None:
     running = start_worker(command=[sys.executable, "-c", FIRST_PROCESS])
     running.replace_engine()
     assert not [each for each in running.children() if each.status() == psutil.STATUS_ZOMBIE]

@@ -155,9 +155,7 @@ cpu()
 """
 
 
-def test_an_error_is_reported_if_the_event_loop_has_no_thread_to_end_with(
-    warm_cache: Path,
-) -> None:
+def test_an_error_is_reported_if_the_event_loop_has_no_thread_to_end_with(warm_cache: Path) -> None:
     command = [sys.executable, "-c", NO_THREAD_AT_THE_END]
     exit = run_to_exit("--port", "0", "--model", "nope", cache_dir=warm_cache, command=command)
     refused(exit, 3, "MODEL_LOAD_FAILED", "'nope' is not in")

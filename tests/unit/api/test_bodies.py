@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import sys
 import threading
 import time
 from array import array
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import AsyncMock
 
@@ -16,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
 from starlette.types import Message
 
 from tests.support import clock
@@ -24,7 +27,7 @@ from worker.api.app import DIALECTS
 from worker.api.dialects.openai.schema import ChatBody
 from worker.api.dialects.responses.schema import ResponsesBody
 from worker.api.http import body, encoding
-from worker.api.http.body import MAX_NESTING, is_deep, parse_json
+from worker.api.http.body import MAX_NESTING, is_deep, parse_json, received
 from worker.api.http.faults import faults_of
 from worker.errors import InvalidRequest
 from worker.observability.logs import digest
@@ -310,3 +313,19 @@ def test_the_digest_of_a_large_prompt_takes_milliseconds(name: str) -> None:
         digest(prompt) for other, prompt in LARGE_PROMPTS.items() if other != name
     )
     assert clock.within(min(times), 0.02)
+
+
+@pytest.mark.anyio
+async def test_a_body_in_tiny_pieces_takes_no_more_memory_than_its_bytes() -> None:
+    pieces = iter([b"  "] * 100_000)
+
+    async def receive() -> dict[str, Any]:
+        piece = next(pieces, b"")
+        return {"type": "http.request", "body": piece, "more_body": bool(piece)}
+
+    reading = SimpleNamespace(body_bytes=0)
+    request = Request({"type": "http", "headers": [], "app": reading}, receive)
+    async with received(request, 2**22) as found:
+        assert len(found) == 200_000 and sys.getsizeof(found) < 250_000
+        assert reading.body_bytes == 200_000
+    assert reading.body_bytes == 0
