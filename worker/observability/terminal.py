@@ -58,6 +58,9 @@ class LiveLine:
         self._shown_at = now
         n_columns = _columns(self._stream) - 1
         text = progress_text(progress, now - self._phase_began, self._percent_then, n_columns)
+        # An encoding without the bar's blocks would show longer escapes, which do not fit one line.
+        encoding = self._stream.encoding or "utf-8"
+        text = text.encode(encoding, "replace").decode(encoding)
         self._write(CLEAR + text[:n_columns])
 
     def clear(self) -> None:

@@ -81,6 +81,14 @@ def test_a_phase_is_shown_with_share_rate_and_time_left(
     assert output.getvalue().split("\x1b[K")[-1] == expected
 
 
+def test_a_terminal_without_the_bar_shows_one_line_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker.observability.terminal.moves_cursor", lambda: True)
+    told = io.TextIOWrapper(io.BytesIO(), "latin-1", "backslashreplace", newline="")
+    LiveLine(told).show(Progress("load", 100.0, 5e7, 9_000_000))
+    told.seek(0)
+    assert told.read() == f"\r\x1b[Kloading  {24 * '?'}  100 %  9.0 of 9.0 MB  50.0 MB/s"
+
+
 def test_a_start_on_a_terminal_is_one_live_line_and_then_three(warm_cache: Path) -> None:
     terminal, its_end = pty.openpty()
     process = subprocess.Popen(
