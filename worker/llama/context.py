@@ -304,11 +304,15 @@ class Context:
         return self.truncate(target, length, snapshot)
 
     def snapshot(self, slot: int) -> bytes:
-        """A sequence's recurrent state, or the cells of its windows; empty if llama.cpp fails."""
+        """A sequence's recurrent state, or the cells of its windows; empty if llama.cpp fails, or
+        the system refuses the memory."""
         partial = self._flat.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
         size = self._flat.llama_state_seq_get_size_ext(self.pointer, slot, partial)
-        content = np.empty(size, np.uint8)
-        return bytes(content) if self._get_state(slot, content, partial) else b""
+        try:
+            content = np.empty(size, np.uint8)
+            return bytes(content) if self._get_state(slot, content, partial) else b""
+        except MemoryError:
+            return b""
 
     def state_bytes(self, slot: int) -> int:
         """The size of `state` for a sequence; 0 if llama.cpp fails."""
@@ -317,12 +321,15 @@ class Context:
 
     def state(self, slot: int, n_bytes: int) -> memoryview | None:
         """A copy of all memory of a sequence, in `n_bytes` (see `state_bytes`); `None` if llama.cpp
-        fails, or a copy of the sequence's cells is pending."""
+        fails, the system refuses the memory, or a copy of the sequence's cells is pending."""
         if slot in self._unsettled or not n_bytes:
             return None
         tail = n_bytes - _TAIL_BYTES
         size = tail + self._n_empty_parts * _COUNT_BYTES
-        state = _uninitialised(size + _TAIL_BYTES)
+        try:
+            state = _uninitialised(size + _TAIL_BYTES)
+        except (MemoryError, OSError):  # the plan does not know all limits, such as ulimit -d
+            return None
         if not self._get_state(slot, np.frombuffer(state[:size], np.uint8), 0):
             return None
         if self._n_empty_parts:  # drop the counts of the parts before the slot's

@@ -138,6 +138,22 @@ def test_a_prompt_cancelled_within_its_batch_leaves_nothing_wrong(
     thread.join()
 
 
+@pytest.mark.parametrize("refusal", [MemoryError(), OSError(12, "Cannot allocate memory")])
+def test_memory_that_the_system_refuses_costs_only_the_copy(
+    monkeypatch: pytest.MonkeyPatch, refusal: Exception
+) -> None:
+    def refuse(_n_bytes: int) -> memoryview:
+        raise refusal
+
+    engine = RealEngine(2, memory_bytes=1 << 24)
+    engine.generate(tuple(range(300, 360)), max_tokens=1)
+    monkeypatch.setattr("worker.llama.context._uninitialised", refuse)
+    (slot,) = (each for each in engine.cache.slots if each.kept)
+    assert engine.cache.save(slot) is not None
+    engine.loop.carrier.carry_out(engine.cache.take_moves())
+    assert not engine.cache.memory.states
+
+
 @pytest.mark.parametrize("kind", ["dense", "hybrid"])
 def test_no_state_is_read_or_written_where_a_copy_waits(kind: Kind) -> None:
     """llama.cpp makes a copy between the parts of a split pool with the next batch. If a state
