@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from tools.walk import Walk, walk
 
-FUNCTIONS_IN = 87
+FUNCTIONS_IN = 86
 OBJECTS_IN = 15
 FUNCTIONS_OUT = 13
 OBJECTS_OUT = 1

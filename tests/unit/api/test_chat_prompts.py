@@ -17,7 +17,6 @@ from worker.api.chat.reasoning import EFFORT_TOKENS, reasoning_of, template_vari
 from worker.api.chat.request import OneTool
 from worker.api.dialects.anthropic.schema import MessagesBody, PromptBody, chat_of
 from worker.api.dialects.openai.schema import ChatBody
-from worker.api.dialects.openai.schema import chat_of as chat_of_openai
 from worker.api.dialects.responses.schema import ResponsesBody
 from worker.api.dialects.responses.schema import chat_of as chat_of_response
 from worker.api.http.state import AppState
@@ -88,7 +87,7 @@ def test_items_of_a_response_become_a_chat() -> None:
         "tool_choice": {"type": "function", "function": {"name": "look"}},
         "verbosity": "low",
     }
-    chat, same = chat_of_response(body), chat_of_openai(ChatBody.model_validate(expected))
+    chat, same = chat_of_response(body), ChatBody.model_validate(expected).reasoning_chat()
     assert replace(chat_prompt(chat, STATE), field="messages") == chat_prompt(same, STATE)
     assert chat.tool_choice == OneTool("look", "tool_choice.name")
 
@@ -208,7 +207,7 @@ def test_a_system_message_sets_the_effort_of_its_turn(
 def test_each_dialect_passes_variables_to_the_template() -> None:
     variables = {"chat_template_kwargs": {"documents": ["a"], "verbosity": "low"}}
     chats = [
-        chat_of_openai(ChatBody.model_validate({"messages": [user("Hi")], **variables})),
+        ChatBody.model_validate({"messages": [user("Hi")], **variables}).reasoning_chat(),
         chat_of_response(ResponsesBody.model_validate({"input": "Hi", **variables})),
         chat_of(PromptBody.model_validate({"messages": [user("Hi")], **variables})),
     ]
@@ -297,7 +296,7 @@ def test_an_effort_is_a_budget_for_templates_that_ignore_efforts(
     served = SimpleNamespace(has_chat_template=True, chat_template=template)
     settings = Settings(reasoning_effort=operators)
     state = cast(AppState, SimpleNamespace(served=served, settings=settings))
-    chat = chat_of_openai(ChatBody.model_validate({"messages": [user("Hi")], **fields}))
+    chat = ChatBody.model_validate({"messages": [user("Hi")], **fields}).reasoning_chat()
     assert reasoning_of(chat, state)[2] == budget
 
 
@@ -316,7 +315,7 @@ def test_without_reasoning_a_template_gets_its_least_effort(name: str, effort: s
     served = SimpleNamespace(has_chat_template=True, chat_template=source(name))
     state = cast(AppState, SimpleNamespace(served=served, settings=Settings()))
     body = {"messages": [user("Hi")], "enable_thinking": False}
-    chat = chat_of_openai(ChatBody.model_validate(body))
+    chat = ChatBody.model_validate(body).reasoning_chat()
     variables = template_variables(chat, reasoning_of(chat, state), state)
     assert variables.get("reasoning_effort") == effort
     assert variables["enable_thinking"] is False

@@ -35,7 +35,7 @@ from worker.api.dialects.anthropic.schema import read as read_messages
 from worker.api.dialects.llama_server.schema import TokenizeBody
 from worker.api.dialects.ollama.schema import ChatBody as OllamaChatBody
 from worker.api.dialects.ollama.schema import read_chat as read_ollama
-from worker.api.dialects.openai.schema import ChatBody, chat_of, read_chat
+from worker.api.dialects.openai.schema import ChatBody, read_chat
 from worker.api.dialects.responses.schema import ResponsesBody
 from worker.api.dialects.responses.schema import read as read_response
 from worker.api.http.state import AppState
@@ -82,7 +82,7 @@ def test_a_chat_is_read_alike_for_rendering_and_for_an_answer(chat: dict[str, An
         except InvalidRequest as refused:
             return refused.message
 
-    answered = prompt(lambda: chat_of(ChatBody.model_validate(chat)))
+    answered = prompt(ChatBody.model_validate(chat).reasoning_chat)
     for body in (ReasoningChatFields, TokenizeBody):
         assert prompt(lambda body=body: body.model_validate(chat).reasoning_chat()) == answered
 
@@ -283,7 +283,7 @@ def reasoning(template: str, *places: Fields) -> tuple[ReasoningChoice, dict[str
     state = cast(AppState, SimpleNamespace(served=served, settings=settings))
     named = {name.replace("thinking_b", "reasoning_b"): value for name, value in fields.items()}
     body = {"messages": [user("Hi")], "chat_template_kwargs": kwargs, **named}
-    chat = chat_of(ChatBody.model_validate(body))
+    chat = ChatBody.model_validate(body).reasoning_chat()
     return reasoning_of(chat, state), dict(chat_prompt(chat, state).template_kwargs or {})
 
 

@@ -424,10 +424,11 @@ FORMS = [
 
 @pytest.mark.parametrize("fields", FORMS)
 def test_a_response_has_the_forms_and_the_budget_of_a_chat(fields: dict[str, Any]) -> None:
-    fields = fields | {"reasoning_budget": 5}
+    fields = fields | {"reasoning_budget": 5, "reasoning_budget_message": "So:"}
     chat, response = (dialect.read(dialect.body(**fields), STATE) for dialect in (OPEN[0], OPEN[2]))
     assert len(response.formats) == 1 and response.formats == chat.formats
-    assert response.input.reasoning.budget == chat.input.reasoning.budget == 5
+    assert response.input.reasoning == chat.input.reasoning
+    assert (chat.input.reasoning.budget, chat.input.reasoning.message) == (5, "So:")
 
 
 def test_an_item_updates_the_settings_of_a_response() -> None:

@@ -339,9 +339,16 @@ class ChatFields(TemplateFields):
 
 
 class ReasoningChatFields(ChatFields, BudgetFields):
-    """A chat with everything that its prompt depends on: the body of `/apply-template`."""
+    """A chat, and how the model is to reason and to call tools: the body of `/apply-template`."""
 
     tool_choice: WordOr[ToolChoice] | None = None
+    parallel_tool_calls: Flag | None = Field(
+        None,
+        description="false: at most one call; true: several even if tool_choice requires one",
+    )
+    reasoning_format: Literal["none", "auto", "deepseek"] | None = Field(
+        None, description="none: keep reasoning in content; else move it to reasoning_content"
+    )
     reasoning_effort: str | None = Field(
         None,
         description="none, low, medium, high or another word that the model's template knows; "
@@ -350,26 +357,22 @@ class ReasoningChatFields(ChatFields, BudgetFields):
     verbosity: str | None = Field(None, description="passed to the chat template")
     enable_thinking: Flag | None = Field(None, description="false: the model does not reason")
 
-    def reasoning_chat(
-        self,
-        message: str | None = None,
-        splits: bool | None = None,
-        parallel_tool_calls: bool | None = None,
-    ) -> Chat:
-        """Like `chat`; `message` and `splits` are those of `ReasoningOptions`.
+    def reasoning_chat(self) -> Chat:
+        """The whole chat.
 
         Raises:
             InvalidRequest: as from `chat`, or an allowed tool is not among the tools.
         """
+        form = self.reasoning_format
         reasoning = ReasoningOptions(
             budget=self.reasoning_budget,
-            message=message,
+            message=self.reasoning_budget_message,
             effort=self.reasoning_effort,
             enabled=self.enable_thinking,
-            splits=splits,
+            splits=None if form is None else form != "none",
         )
         variables = None if self.verbosity is None else {"verbosity": self.verbosity}
-        chat = self.chat(reasoning, variables, parallel_tool_calls)
+        chat = self.chat(reasoning, variables, self.parallel_tool_calls)
         choice = self.tool_choice
         if not isinstance(choice, ToolChoice):
             return chat if choice is None else replace(chat, tool_choice=choice)

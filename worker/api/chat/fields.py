@@ -133,6 +133,9 @@ class BudgetFields(OpenBody):
         ),
         description="the most tokens of reasoning; 0 is none, -1 is unlimited",
     )
+    reasoning_budget_message: str | None = Field(
+        None, max_length=4096, description="text to insert before the budget ends the reasoning"
+    )
 
 
 class ConstraintFields(OpenBody):
@@ -201,9 +204,6 @@ class GenerationFields(ConstraintFields, SamplingFields, OwnFields, BudgetFields
     )
     stop: Stops = Field((), validation_alias=AliasChoices("stop", "stopping_strings"))
     stream_options: StreamOptions = StreamOptions()
-    reasoning_budget_message: str | None = Field(
-        None, max_length=4096, description="text to insert before the budget ends the reasoning"
-    )
     n_indent: Limit = Field(
         0, description="end at a line after the first that is indented by fewer blanks than this"
     )

@@ -12,7 +12,6 @@ from worker.api.dialects.openai.embeddings import OPERATIONS as EMBEDDINGS
 from worker.api.dialects.openai.schema import (
     ChatBody,
     CompletionBody,
-    chat_of,
     read_chat,
     read_completion,
 )
@@ -96,7 +95,7 @@ OPERATIONS = [
             ChatBody, read_chat, ChatAnswer,
         ),
         counting(
-            f"{prefix}/chat/completions/input_tokens", ChatBody, chat_of,
+            f"{prefix}/chat/completions/input_tokens", ChatBody, ChatBody.reasoning_chat,
             object="response.input_tokens",
         ),
         generation(

@@ -15,7 +15,7 @@ from worker.api.chat.chat_fields import ReasoningChatFields
 from worker.api.chat.field_types import ANY_OBJECT, TopLogprobs
 from worker.api.chat.fields import GenerationFields
 from worker.api.chat.prompt_fields import MAX_PROMPTS, prompts_of, prompts_of_at_most
-from worker.api.chat.request import Chat, Format, Generate, JsonSchema
+from worker.api.chat.request import Format, Generate, JsonSchema
 from worker.api.http.body import Flag, Integer, JsonObject, Many, OpenBody, Refused
 from worker.api.http.faults import refusal, wrong
 from worker.api.http.state import AppState
@@ -69,14 +69,7 @@ class ChatBody(FormatFields, ReasoningChatFields):
 
     logprobs: Flag = Field(False, description="report log-probabilities of the answer's tokens")
     top_logprobs: TopLogprobs | None = Field(None, description="alternatives to report per token")
-    parallel_tool_calls: Flag | None = Field(
-        None,
-        description="false: at most one call; true: several even if tool_choice requires one",
-    )
     modalities: Many[Literal["text"]] = ()
-    reasoning_format: Literal["none", "auto", "deepseek"] | None = Field(
-        None, description="none: keep reasoning in content; else move it to reasoning_content"
-    )
     include_reasoning: Flag = Field(True, description="false: the answer has no reasoning_content")
     functions: Annotated[Any, Refused("send them as tools")] = None
     echo: Annotated[Any, Refused("the last message is in the request")] = None
@@ -120,17 +113,7 @@ def read_chat(body: ChatBody, state: AppState) -> Generate:
     if body.top_logprobs is not None and not body.logprobs:
         raise refusal("top_logprobs", "requires", "needs logprobs: true")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    return body.generate(state, "chatcmpl-", chat_of(body), logprobs=logprobs)
-
-
-def chat_of(body: ChatBody) -> Chat:
-    """
-    Raises:
-        InvalidRequest: the fields do not fit together.
-    """
-    form = body.reasoning_format
-    splits = None if form is None else form != "none"
-    return body.reasoning_chat(body.reasoning_budget_message, splits, body.parallel_tool_calls)
+    return body.generate(state, "chatcmpl-", body.reasoning_chat(), logprobs=logprobs)
 
 
 def read_completion(body: CompletionBody, state: AppState) -> Generate:

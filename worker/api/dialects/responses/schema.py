@@ -382,7 +382,9 @@ def chat_of(body: ResponsesBody) -> Chat:
         messages=tuple(_messages(body)),
         tools=tools,
         parallel_tool_calls=body.parallel_tool_calls,
-        reasoning=ReasoningOptions(body.reasoning_budget, effort=body.effort),
+        reasoning=ReasoningOptions(
+            body.reasoning_budget, body.reasoning_budget_message, body.effort
+        ),
         template_variables={**body.chat_template_kwargs, **variables},
         path="input",
     )
