@@ -222,13 +222,12 @@ class GenerationFields(ConstraintFields, SamplingFields, OwnFields, BudgetFields
         input: Chat | tuple[Prompt, ...],
         *,
         logprobs: int | None,
-        post_sampling_probs: bool = False,
     ) -> Generate:
         """The request that these fields make; its id begins with `prefix`."""
         limit = self.default_tokens if self.max_tokens is None else self.max_tokens
         return Generate(
             input=input,
-            sampling=self.sampling(state, logprobs, post_sampling_probs=post_sampling_probs),
+            sampling=self.sampling(state, logprobs),
             max_tokens=None if limit == -1 else limit,
             formats=self.formats if self.model_fields_set & self.format_fields else (),
             stop=self.stop,

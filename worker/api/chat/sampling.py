@@ -208,9 +208,7 @@ class SamplingFields(_Numbers):
     counted_tokens: ClassVar[int | None] = None
     """The default of `repeat_last_n` in this dialect."""
 
-    def sampling(
-        self, state: AppState, logprobs: int | None = None, *, post_sampling_probs: bool = False
-    ) -> Sampling:
+    def sampling(self, state: AppState, logprobs: int | None = None) -> Sampling:
         """What these fields ask for, with `Sampling.logprobs` as given. A seed is drawn if it is
         absent, -1 or `DRAWN_SEED`."""
         found: dict[str, Any] = {"repeat_last_n": self.counted_tokens, **state.served.sampling}
@@ -240,7 +238,6 @@ class SamplingFields(_Numbers):
             dry_sequence_breakers=self.dry_sequence_breakers,
             logit_bias=self.logit_bias + tuple((id, -math.inf) for id in self.custom_token_bans),
             logprobs=logprobs,
-            post_sampling_probs=post_sampling_probs,
             ignore_eos=self.ignore_eos,
             min_tokens=self.min_tokens,
             stop_token_ids=self.stop_token_ids,

@@ -62,8 +62,7 @@ def _read(body: TextBody, state: AppState, prompts: tuple[Prompt, ...]) -> Gener
         most = max(MAX_LOGPROBS // n_tokens, MAX_TOP_LOGPROBS)
         what = f"must be at most {most} for {n_tokens} tokens; lower n_predict for more"
         raise refusal("n_probs", "maximum", what, logprobs)
-    is_after = body.post_sampling_probs
-    asked = body.generate(state, "cmpl-", prompts, logprobs=logprobs, post_sampling_probs=is_after)
+    asked = body.generate(state, "cmpl-", prompts, logprobs=logprobs)
     # Front ends request 0 tokens to see the probabilities of the next one.
     n_most = 1 if logprobs is not None and asked.max_tokens == 0 else asked.max_tokens
     return replace(asked, max_tokens=n_most, scores_end=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
+from msgspec.structs import replace
 from pydantic import AliasChoices, Field, model_validator
 
 from worker.api.chat.chat_fields import MAX_MESSAGES, MessageFields, ReasoningChatFields
@@ -14,8 +15,9 @@ from worker.api.http.body import Flag, Integer, Many, Number, OpenBody
 from worker.api.http.errors import NESTED, nested_error
 from worker.api.http.faults import is_number
 from worker.api.http.operation import ErrorForm
+from worker.api.http.state import AppState
 from worker.errors import ContextLengthExceeded, WorkerError
-from worker.wire.sampling import PARAMETERS
+from worker.wire.sampling import PARAMETERS, Sampling
 
 MAX_LOGPROBS = 2**20
 """The most in one answer that has more than `MAX_TOP_LOGPROBS` per token."""
@@ -86,6 +88,10 @@ class TextBody(GenerationFields):
     )
 
     counted_tokens = LLAMA_CPP_WINDOW
+
+    def sampling(self, state: AppState, logprobs: int | None = None) -> Sampling:
+        is_after = self.post_sampling_probs
+        return replace(super().sampling(state, logprobs), post_sampling_probs=is_after)
 
     @model_validator(mode="before")
     @classmethod
