@@ -31,7 +31,7 @@ text of escapes, which is the longest native call."""
 N_TRIES = 5
 """Number of tries: a hold by the request recurs in each, one by the machine does not."""
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
-WATCHED = [sys.executable, "-m", "tests.support.watched_command"]
+WATCHED = [sys.executable, "-m", "tests.process.api.watched_command"]
 
 
 class Watched(NamedTuple):

@@ -94,7 +94,7 @@ def test_a_native_assertion_reaches_the_user_in_its_words(warm_cache: Path) -> N
 
 
 def test_an_engine_without_threads_is_not_blamed_on_the_model(warm_cache: Path) -> None:
-    command = with_engine.command("tests.support.threadless_engine")
+    command = with_engine.command("tests.system.worker.threadless_engine")
     ended = run_to_exit("--port", "0", cache_dir=warm_cache, command=command)
     assert ended.code == 1 and "engine's start failed: The system allows" in ended.sentence
     assert ended.sentence.endswith("--pids-limit.")
@@ -103,7 +103,7 @@ def test_an_engine_without_threads_is_not_blamed_on_the_model(warm_cache: Path) 
 
 
 def test_an_engine_that_exits_in_its_start_is_not_blamed_on_the_model(warm_cache: Path) -> None:
-    command = with_engine.command("tests.support.exiting_engine")
+    command = with_engine.command("tests.system.worker.exiting_engine")
     exit = run_to_exit("--port", "0", cache_dir=warm_cache, command=command)
     refused(exit, 1, "INFERENCE_FAILED", "ended in phase 'preflight': exit code 1")
 

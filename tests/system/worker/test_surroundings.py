@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from tests import ROOT
 from tests.conftest import StartWorker
 from tests.support import sse
 from tests.support.pool_manager import serving
@@ -117,11 +116,11 @@ def test_a_full_disk_stops_the_conversion_with_a_sentence(tmp_path: Path) -> Non
 
 
 def preloadable(folder: Path, name: str) -> Path:
-    """A library of `tests/support`, built for `LD_PRELOAD`."""
+    """A library of this folder, built for `LD_PRELOAD`."""
     if sys.platform != "linux":
         pytest.skip("LD_PRELOAD is Linux's")
     library = folder / f"{name}.so"
-    source = ROOT / "tests" / "support" / f"{name}.c"
+    source = Path(__file__).with_name(f"{name}.c")
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang") or "cc"
     subprocess.run(
         [compiler, "-shared", "-fPIC", "-O2", "-o", str(library), str(source), "-ldl"], check=True

@@ -562,7 +562,7 @@ def test_an_importance_matrix_that_nothing_would_use_is_refused(
 def test_the_reason_of_an_abort_of_the_quantiser_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quantize, "__name__", "tests.support.aborting_quantiser")
+    monkeypatch.setattr(quantize, "__name__", "tests.unit.convert.aborting_quantiser")
     sentence = fails(checkpoint("llama", tmp_path), capsys, "--outtype", "q4_k_m")
     assert sentence.endswith(": GGML_ASSERT(n_dims > 0) failed.")
 

@@ -320,7 +320,7 @@ def test_memory_that_cannot_be_locked_is_refused(config: MakeConfig) -> None:
 def test_a_device_that_is_gone_is_a_loss_and_not_a_crash(models: dict[str, Path]) -> None:
     with rpc.serve() as (setting, device):
         holder = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.devices.holder", models["wide-heads"], setting],
+            [sys.executable, "-m", "tests.unit.devices.holder", models["wide-heads"], setting],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -1,6 +1,6 @@
 """A process that holds a model on a device and proves its residency again on request.
 
-`python -m tests.support.devices.holder MODEL SETTING`: prints one JSON line after the load and one
+`python -m tests.unit.devices.holder MODEL SETTING`: prints one JSON line after the load and one
 for each line on its standard input.
 """
 
