@@ -395,7 +395,7 @@ def test_a_prompt_that_is_too_long_is_refused_in_each_dialects_words(worker: Wor
     def refused(path: str, body: Any) -> Any:
         answer = worker.post(path, body)
         assert answer.status_code == 400, answer.text
-        return answer.json()["error"]
+        return answer.json().get("error", answer.json())
 
     for path, body in (
         ("/v1/chat/completions", chat),
@@ -409,9 +409,14 @@ def test_a_prompt_that_is_too_long_is_refused_in_each_dialects_words(worker: Wor
         assert error["message"].startswith(f"{begin}{n_tokens} tokens")
     anthropics = refused("/v1/messages", chat)
     assert anthropics["message"].startswith("prompt is too long: ")
-    own = refused("/completion", {"prompt": text})
-    assert own["type"] == "exceed_context_size_error"
-    assert own["n_prompt_tokens"] > own["n_ctx"] == n_ctx
+    llamas = refused("/completion", {"prompt": text})
+    assert llamas["type"] == "exceed_context_size_error"
+    n_tokens = llamas["n_prompt_tokens"]
+    assert n_tokens > llamas["n_ctx"] == n_ctx
+    own = refused("/v1/inference", {"prompt": text})
+    assert (own["code"], own["prompt_tokens"]) == ("CONTEXT_LENGTH_EXCEEDED", n_tokens)
+    assert own["context_length"] == n_ctx
+    assert f"{n_tokens}" in own["message"] and f"{n_ctx}" in own["message"]
 
 
 def test_an_unknown_server_tool_is_refused_with_a_short_message(worker: WorkerProcess) -> None:

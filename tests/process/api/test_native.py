@@ -78,15 +78,6 @@ def test_apply_template_is_the_models_own(worker: WorkerProcess) -> None:
     assert bare.json() == {"prompt": FRANCE.removesuffix("<|im_start|>assistant\n")}
 
 
-def test_a_prompt_over_the_context_names_both_numbers(worker: WorkerProcess) -> None:
-    answer = worker.post("/v1/inference", {"prompt": "fox " * 2000})
-    assert answer.status_code == 400
-    body = answer.json()
-    assert body["code"] == "CONTEXT_LENGTH_EXCEEDED" and body["context_length"] == 1024
-    assert body["prompt_tokens"] > 2000
-    assert str(body["prompt_tokens"]) in body["message"] and "1024" in body["message"]
-
-
 def test_a_running_job_id_is_refused_and_a_cancel_may_be_repeated(worker: WorkerProcess) -> None:
     job_id = new_job_id()
     body = {"job_id": job_id, "prompt": "Once", "max_tokens": 900, "ignore_eos": True}

@@ -318,9 +318,7 @@ def test_a_late_head_changes_no_successful_stream(worker: WorkerProcess) -> None
 
 def test_props_and_slots_describe_the_worker(worker: WorkerProcess) -> None:
     props = worker.get("/props").json()
-    assert props["total_slots"] == 16 and props["model_alias"] == "tiny-model"
-    assert props["model_path"] == "tiny-model"
-    assert props["default_generation_settings"]["params"]["temperature"] == 0.8
-    assert "im_start" in props["chat_template"]
+    assert props["total_slots"] == 16
+    assert props["model_alias"] == props["model_path"] == "tiny-model"
     slots = worker.get("/slots").json()
     assert len(slots) == 16 and not any(slot["is_processing"] for slot in slots)

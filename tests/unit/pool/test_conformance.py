@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.pool_manager import serving
+from tests.support.pool_manager import PoolManager, serving
 from tests.support.worker import until
 from worker.pool import conformance
 from worker.pool.rules import CALLBACK_FIELDS, HEARTBEAT_FIELDS, PoolMessage, judge
@@ -105,14 +105,18 @@ def test_unreadable_bodies_are_answered_and_do_not_conform(body: bytes) -> None:
         until(lambda: not httpx.get(verdict).json()["conforms"], lambda: "it conforms")
 
 
+def post_and_close(manager: PoolManager, path: str, body: str, length: str = "") -> bytes:
+    """Close the sending side behind the body; returns the answer."""
+    head = f"POST {path} HTTP/1.1\r\nHost: m\r\nContent-Length: {length or len(body)}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", int(manager.server_address[1])), 60) as worker:
+        worker.sendall((head + body).encode("latin-1"))
+        worker.shutdown(socket.SHUT_WR)
+        return b"".join(iter(partial(worker.recv, 100), b""))
+
+
 def test_a_half_closed_client_is_answered_and_counted() -> None:
     with serving() as manager:
-        place, body = ("127.0.0.1", int(manager.server_address[1])), json.dumps(beat(1).payload)
-        head = f"POST /heartbeat HTTP/1.1\r\nHost: m\r\nContent-Length: {len(body)}\r\n\r\n"
-        with socket.create_connection(place, 60) as worker:
-            worker.sendall((head + body).encode())
-            worker.shutdown(socket.SHUT_WR)
-            assert b" 200 " in b"".join(iter(partial(worker.recv, 100), b""))
+        assert b" 200 " in post_and_close(manager, "/heartbeat", json.dumps(beat(1).payload))
         manager.wait_for(n_beats=1)
 
 
@@ -120,12 +124,7 @@ def test_a_callback_that_was_given_up_may_be_sent_again() -> None:
     """Of a distant worker, which has closed its side, while its machine still takes an answer."""
     payload = callback(uri="http://127.0.0.1:1").payload
     with serving() as manager:
-        place, body = ("127.0.0.1", int(manager.server_address[1])), json.dumps(payload)
-        head = f"POST /ready HTTP/1.1\r\nHost: m\r\nContent-Length: {len(body)}\r\n\r\n"
-        with socket.create_connection(place, 60) as worker:
-            worker.sendall((head + body).encode())
-            worker.shutdown(socket.SHUT_WR)
-            assert b" 200 " in b"".join(iter(partial(worker.recv, 100), b""))
+        assert b" 200 " in post_and_close(manager, "/ready", json.dumps(payload))
         for n_callbacks in (2, 3):
             httpx.post(f"{manager.url}/ready", json=payload)
             manager.wait_for(n_callbacks=n_callbacks)
@@ -136,11 +135,7 @@ def test_a_callback_that_was_given_up_may_be_sent_again() -> None:
 @pytest.mark.parametrize("length", ["\u00b2", "9" * 5000])
 def test_an_invalid_content_length_is_refused(length: str) -> None:
     with serving() as manager:
-        port = int(manager.server_address[1])
-        with socket.create_connection(("127.0.0.1", port), 60) as worker:
-            head = f"POST /ready HTTP/1.1\r\nHost: m\r\nContent-Length: {length}\r\n\r\n"
-            worker.sendall(head.encode("latin-1"))
-            assert b" 400 " in worker.recv(100)
+        assert b" 400 " in post_and_close(manager, "/ready", "", length)
 
 
 def test_a_ready_answer_without_an_end_does_not_hang_the_kit() -> None:

@@ -7,14 +7,19 @@ import time
 import pytest
 from msgspec.structs import replace
 
-from tests.support.supervised import (
-    request,
-)
+from tests.support.supervised import request
 from worker.observability.metrics import Metrics
 from worker.supervisor.job import Job, Stage
 from worker.supervisor.recovery import Quarantine, after_a_crash
 from worker.wire.messages import Accepted, Finished, PromptProgress, Started, Token
 from worker.wire.work import InferenceRequest, LineLimits
+
+
+def accepted(work: InferenceRequest | None = None, metrics: Metrics | None = None) -> Job:
+    """A job that its engine has accepted."""
+    job = Job(1, work or request("say x"), metrics or Metrics("w"), lambda job, error: None)
+    job.accept(Accepted(1, 9))
+    return job
 
 
 @pytest.mark.parametrize(("in_hand", "n_blamed"), [({99}, 0), (set(), 1), ({1}, 1)])
@@ -32,8 +37,7 @@ def test_the_request_in_the_black_box_is_blamed_or_the_only_one_if_it_is_empty(
 
 
 def test_the_progress_of_a_prompt_only_grows_across_engines() -> None:
-    job = Job(1, request("say x"), Metrics("w"), lambda job, error: None)
-    job.accept(Accepted(1, 9))
+    job = accepted()
     job.feed([Started(1, 2), PromptProgress(1, 6, 0.1)])
     after_a_crash([job], frozenset({1}), 5, Quarantine(60.0))
     progress = [PromptProgress(1, n, 0.1) for n in (4, 6, 8)]
@@ -41,8 +45,7 @@ def test_the_progress_of_a_prompt_only_grows_across_engines() -> None:
 
 
 def test_the_next_engine_gets_tokens_length_of_text_and_state_of_the_sampler() -> None:
-    job = Job(1, request("say x"), Metrics("w"), lambda job, error: None)
-    job.accept(Accepted(1, 9))
+    job = accepted()
     tokens = [Token(1, "ab"[n], (5 + n,), learned=(0.5 + n,)) for n in (0, 1)]
     job.feed([Started(1, 0), *tokens])
     after_a_crash([job], frozenset({1}), 5, Quarantine(60.0))
@@ -54,8 +57,7 @@ def test_the_next_engine_gets_tokens_length_of_text_and_state_of_the_sampler() -
 def test_the_time_of_an_answer_goes_to_the_next_engine() -> None:
     """A limit by time began again in each engine."""
     work = replace(request("say x"), lines=LineLimits(after_ms=50))
-    job = Job(1, work, Metrics("w"), lambda job, error: None)
-    job.accept(Accepted(1, 9))
+    job = accepted(work)
     again = job.submission()
     assert isinstance(again, InferenceRequest) and again.lines == work.lines
     job.feed([Started(1, 0), Token(1, "a", (5,))])
@@ -69,8 +71,7 @@ def test_the_time_of_an_answer_goes_to_the_next_engine() -> None:
 def test_the_wait_in_the_queue_ends_when_the_engine_starts_not_when_its_event_arrives() -> None:
     """Otherwise a whole prompt counts as waiting if the engine leaves this process no core."""
     metrics = Metrics("w")
-    job = Job(1, request("say x"), metrics, lambda job, error: None)
-    job.accept(Accepted(1, 9))
+    job = accepted(metrics=metrics)
     began = time.monotonic()
     time.sleep(0.1)
     job.feed([Started(1, 0, at=began), Token(1, "a", (5,))])
@@ -80,8 +81,7 @@ def test_the_wait_in_the_queue_ends_when_the_engine_starts_not_when_its_event_ar
 
 @pytest.mark.parametrize("has_begun", [True, False])
 def test_the_times_of_a_continued_answer_are_within_its_age(has_begun: bool) -> None:
-    job = Job(1, request("say x"), Metrics("w"), lambda job, error: None)
-    job.accept(Accepted(1, 9))
+    job = accepted()
     job.feed([Started(1, 0), *[Token(1, "a", (5,))] * has_begun])
     after_a_crash([job], frozenset({1}), 5, Quarantine(60.0))
     of_the_next = Finished(1, "EOS", 2, 30.0, prompt_time_ms=4000.0)
