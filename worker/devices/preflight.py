@@ -135,7 +135,7 @@ def ask(
         if lines:
             findings = _findings.decode(lines[-1])
         if findings.step == "plan" and isinstance(findings.error, InsufficientVram):
-            findings.plan = Plan.from_dict(findings.error.details)
+            findings.plan = msgspec.convert(findings.error.details, Plan)
     except (msgspec.DecodeError, ValueError) as error:
         findings.error = BackendMismatch(f"The native library's process sent nonsense: {error}.")
     if code != 0 and findings.error is None:

@@ -11,8 +11,6 @@ from dataclasses import asdict, dataclass
 from itertools import accumulate
 from typing import Any
 
-import msgspec
-
 from worker.devices.plan.cells import STATES_AT_ONCE
 from worker.errors import InsufficientVram
 from worker.expectations import counted
@@ -120,11 +118,6 @@ class Plan:
         verdict = {"fits": self.fits, "needed_bytes": self.needed_bytes}
         sums = {"available_bytes": self.available_bytes, "parts": self.parts}
         return {"model": self.model, "device": self.device} | verdict | sums | asdict(self)
-
-    @classmethod
-    def from_dict(cls, shown: Mapping[str, Any]) -> Plan:
-        """The plan that `as_dict` described, such as in the details of a refusal."""
-        return msgspec.convert(shown, cls)
 
     def as_table(self) -> str:
         """The plan for people: one row for each part, in MiB, with a bar."""
