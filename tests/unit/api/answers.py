@@ -12,6 +12,7 @@ from worker.api.chat.delta import Arguments, Call, Delta, Reasoning, Text
 from worker.api.chat.parse.calls import ToolUse
 from worker.api.chat.parse.conventions import conventions_of
 from worker.api.chat.parse.parser import AnswerParser
+from worker.api.chat.request import Tool
 
 
 @dataclass
@@ -31,12 +32,17 @@ class Message:
 
 
 def use_of(
-    tools: Iterable[Mapping[str, Any]], *, forced: bool = False, parallel: bool = True
+    tools: Iterable[Mapping[str, Any]],
+    *,
+    forced: bool = False,
+    parallel: bool = True,
+    custom: str = "",
 ) -> ToolUse:
-    """The use of `tools`, in OpenAI's format."""
-    functions = [tool["function"] for tool in tools]
-    parameters = {function["name"]: function.get("parameters") for function in functions}
-    return ToolUse(forced, parallel, parameters, is_json=forced)
+    """The use of `tools`, in OpenAI's format; `custom` is the name of the only custom one."""
+    offered = {}
+    for name, schema in ((t["function"]["name"], t["function"].get("parameters")) for t in tools):
+        offered[name] = Tool(name, "t", parameters=schema, is_custom=name == custom)
+    return ToolUse(forced, parallel, offered, is_json=forced)
 
 
 def message_of(deltas: Iterable[Delta]) -> Message:

@@ -197,7 +197,7 @@ def test_a_limit_after_a_call_leaves_no_piece_of_a_mark_or_of_another_call(case:
 )
 def test_a_parser_is_in_a_call_until_its_end(name: str, begin: str, end: str) -> None:
     """Only the mark after it ends code, or a custom tool's plain text."""
-    use = dataclasses.replace(USE, custom=frozenset({"special"}))
+    use = use_of(TOOLS, custom="special")
     for text, is_in_call in ((begin, True), (begin + end, False)):
         parser = AnswerParser(conventions_of(template(name)), use)
         deltas_of(parser, text)
@@ -448,7 +448,7 @@ def test_an_answer_that_is_json_is_not_held_back(name: str, has_schema: bool, ou
 )
 def test_under_a_schema_only_the_grammars_own_form_is_a_call(output: str) -> None:
     named = 'a "name" (of any kind)'
-    use = dataclasses.replace(USE, parameters={**USE.parameters, named: {}}, is_json=True)
+    use = dataclasses.replace(USE, tools={**USE.tools, named: Tool(named, "t")}, is_json=True)
     for name in ("Qwen-Qwen2.5-7B-Instruct", "Qwen3-Coder"):
         assert parse(output, template(name), use) == Message(output)
         for function in ("python", named):
@@ -843,7 +843,7 @@ def test_an_answer_that_goes_on_after_what_resembles_a_call_is_text(
     schema: Any, resembles: bool
 ) -> None:
     """Its later members were dropped."""
-    use = ToolUse(False, True, {"look": None}, is_json=True)
+    use = ToolUse(False, True, {"look": Tool("look", "t")}, is_json=True)
     assert (
         constrain(JsonSchema(schema, "s", calls=(Tool("look", "t"),))).resembles_calls is resembles
     )
@@ -893,7 +893,7 @@ def test_a_custom_tool_gets_its_text_from_arguments_of_any_form(
 ) -> None:
     """Even if the model writes no argument of that name, or no JSON."""
     parameters = {"properties": {"input": {"type": "string"}}}
-    use = ToolUse(False, True, {"look": parameters}, frozenset({"look"}))
+    use = ToolUse(False, True, {"look": Tool("look", "t", None, parameters, is_custom=True)})
     message = parse(output, template(name), use)
     assert [call["input"] for call in message.calls] == [text] and not message.content
 
@@ -915,7 +915,7 @@ def test_an_answer_under_a_schema_is_forwarded_whatever_its_strings_contain(
     ]
     texts = st.lists(st.sampled_from(marks), max_size=6).map("".join)
     output = json.dumps(data.draw(st.dictionaries(texts, texts, max_size=3)), ensure_ascii=False)
-    for use in (None, ToolUse(False, True, {"look": None}, is_json=True)):
+    for use in (None, ToolUse(False, True, {"look": Tool("look", "t")}, is_json=True)):
         parser = AnswerParser(own, use, has_form=True)
         found = message_of(deltas_of(parser, output, data.draw(st.lists(st.integers(1, 9)))))
         assert (found.content, found.reasoning, found.named) == (output, "", [])

@@ -239,6 +239,7 @@ def asked_by(
     form = request.sampling.constraint and structs.replace(request.sampling.constraint, field="")
     sampling = structs.replace(request.sampling, repeat_last_n=64, constraint=form)
     use = inference.parser_of("")._use
+    use = replace(use, tools={name: replace(use.tools[name], path="") for name in use.tools})
     return text, structs.replace(request, job_id="", prompt="", sampling=sampling), use
 
 

@@ -133,9 +133,9 @@ def untyped(value: Any) -> Any:
             with contextlib.suppress(ValueError):
                 return json.loads("null" if plain == "None" else plain)
         case dict():
-            return {key: untyped(each) for key, each in value.items() if each != []}
+            return {key: it for key, each in value.items() if (it := untyped(each)) != []}
         case list() | tuple():
-            return [untyped(each) for each in value if each != []]
+            return [it for each in value if (it := untyped(each)) != []]
     return value
 
 
@@ -191,7 +191,7 @@ def test_a_custom_tool_gets_the_text_that_was_written(
     name: str, text: str, where: float, cuts: list[int]
 ) -> None:
     assume(not has_own_marks(name, text))
-    use = replace(USE, custom=frozenset({FUNCTION}))
+    use = use_of([EDIT], custom=FUNCTION)
     output = call_of(name, [{"input": text}], None, None)
     calls = message_of(read(name, output, cuts, use)).calls
     assert [call["input"] for call in calls] == [text] or (name in READ_AS_TEXT and not calls)

@@ -105,8 +105,7 @@ def _tool_use(chat: Chat, form: Format | ForcedCalls | None) -> ToolUse:
     return ToolUse(
         forced,
         chat.parallel_tool_calls is not False,
-        {tool.name: tool.parameters for tool in chat.tools},
-        frozenset(tool.name for tool in chat.tools if tool.is_custom),
+        {tool.name: tool for tool in chat.tools},
         is_json=forced or isinstance(form, JsonSchema),
     )
 

@@ -13,6 +13,7 @@ from typing import Any
 from worker.api.chat.delta import Arguments, Call, Delta, Reasoning, Text
 from worker.api.chat.parse.json_values import read_input
 from worker.api.chat.parse.source import Grow, Source
+from worker.api.chat.request import Tool
 
 _LETTERS = string.ascii_letters + string.digits
 _INDEX = re.compile(r":\d+\Z")
@@ -23,10 +24,8 @@ class ToolUse:
     forced: bool
     """Whether a function must be called."""
     parallel: bool
-    parameters: Mapping[str, Any]
-    """The schema of each function's parameters, by the function's name."""
-    custom: frozenset[str] = frozenset()
-    """The names of custom tools."""
+    tools: Mapping[str, Tool]
+    """By name."""
     is_json: bool = False
     """Whether a grammar makes a call bare JSON, whatever the model's convention."""
 
@@ -34,11 +33,11 @@ class ToolUse:
         """The offered function that a model means by `NAME`, `functions.NAME` or `NAME:0`."""
         plain = written.removeprefix("functions.")
         names = (written, plain, _INDEX.sub("", plain))
-        return next((name for name in names if name in self.parameters), None)
+        return next((name for name in names if name in self.tools), None)
 
     def properties(self, name: str) -> Mapping[str, Any]:
         """The schemas of a function's parameters by name."""
-        schema = self.parameters.get(name)
+        schema = self.tools[name].parameters
         properties = schema.get("properties") if isinstance(schema, Mapping) else None
         return properties if isinstance(properties, Mapping) else {}
 
@@ -104,7 +103,7 @@ class Deltas:
         self._ids.add(call_id)
         if self._is_wanted:
             self.is_in_call = True
-            is_custom, index = name in self.use.custom, self.n_calls - 1
+            is_custom, index = self.use.tools[name].is_custom, self.n_calls - 1
             call = Call(index, call_id, name, is_custom)
             text_of = _input_reader() if is_custom else str
             self._new.append((lambda _: call, []))

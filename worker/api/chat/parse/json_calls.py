@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from worker.api.chat.parse.calls import Deltas, ToolUse
+from worker.api.chat.parse.calls import Deltas
 from worker.api.chat.parse.json_values import (
     JSON_BLANK,
     WORD,
@@ -49,21 +49,21 @@ def _whole_call(deltas: Deltas, name: str, text: str, call_id: str | None = None
         is_object = isinstance(from_json("".join(parts)), dict)
     except ValueError:
         is_object = False
-    if not is_object and name not in deltas.use.custom:
+    if not is_object and not deltas.use.tools[name].is_custom:
         return False
     deltas.whole_call(name, "".join(parts) if is_object else to_json({INPUT: text}), call_id)
     return True
 
 
-def read_keyed(source: Source, deltas: Deltas, use: ToolUse) -> Steps[bool]:
+def read_keyed(source: Source, deltas: Deltas) -> Steps[bool]:
     """Read the members of `{"NAME": {…}}`."""
     if (yield from takes_end(source)) or (key := (yield from read_key(source))) is None:
         return False
-    name = use.offered(key)
+    name = deltas.use.offered(key)
     return name is not None and (yield from _read_rest(source, deltas, name))
 
 
-def read_named(source: Source, deltas: Deltas, use: ToolUse, *, is_bare: bool) -> Steps[bool]:
+def read_named(source: Source, deltas: Deltas, *, is_bare: bool) -> Steps[bool]:
     """Read the members of `{"name": …, "arguments": {…}}`, in either order.
 
     An object without a mark before it (`is_bare`) may be the answer itself. Then a member that a
@@ -76,7 +76,7 @@ def read_named(source: Source, deltas: Deltas, use: ToolUse, *, is_bare: bool) -
         if key in _ARGUMENTS and name is not None:
             return (yield from _read_rest(source, deltas, name))
         if key in _NAMES and name is None:
-            name = use.offered((yield from read_quoted(source)) or "")
+            name = deltas.use.offered((yield from read_quoted(source)) or "")
             if name is None:
                 return False
         elif key is None or (is_bare and key not in _OTHERS):
@@ -91,14 +91,14 @@ def read_named(source: Source, deltas: Deltas, use: ToolUse, *, is_bare: bool) -
     return name is not None and _whole_call(deltas, name, early)
 
 
-def read_exact(source: Source, deltas: Deltas, use: ToolUse, *, may_go_on: bool) -> Steps[bool]:
+def read_exact(source: Source, deltas: Deltas, *, may_go_on: bool) -> Steps[bool]:
     """Read the members of `{"name": …, "arguments": {…}}`, as a grammar has them. A text that
     cannot become a function's name ends the reading, so that the answer is not withheld.
     `may_go_on`: an object with further members is the answer itself, so the end decides."""
     yield from source.run_of(JSON_BLANK)
     if (yield from read_key(source)) != "name":
         return False
-    names, written = {to_json(name): name for name in use.parameters}, ""
+    names, written = {to_json(name): name for name in deltas.use.tools}, ""
     while written not in names:
         n_chars = len(written) + 1
         written = yield from source.peek(n_chars)

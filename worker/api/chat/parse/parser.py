@@ -271,23 +271,22 @@ class AnswerParser:
         form, fields = self._calls.forms[found[0]], found[1]
         match form.arguments:
             case "object":
-                return (yield from read_named(source, deltas, use, is_bare=is_bare))
+                return (yield from read_named(source, deltas, is_bare=is_bare))
             case "exact":
-                may_go_on = self._resembles_calls
-                return (yield from read_exact(source, deltas, use, may_go_on=may_go_on))
+                return (yield from read_exact(source, deltas, may_go_on=self._resembles_calls))
             case "keyed":
-                return (yield from read_keyed(source, deltas, use))
+                return (yield from read_keyed(source, deltas))
         name = use.offered(fields.get("name") or fields["id"])
         if name is None:
             return False
         match form.arguments:
             case Tags() as tags:
                 follow = marks_of(tags.end, *self._marks.call_begins, *self._calls.closes)
-                call = TaggedCall(source, deltas, tags, follow, name, use.properties(name))
+                call = TaggedCall(source, deltas, tags, follow, name)
                 return (yield from call.read())
             case Notation() as notation:
                 return (yield from self._whole(notation, form))
-        is_text = name in use.custom
+        is_text = use.tools[name].is_custom
         if is_text or form.arguments == "code":
             blanks = yield from source.run_of(BLANK)
             if (yield from source.look(_INPUT if is_text else _OBJECT)) is None:
@@ -325,7 +324,7 @@ class AnswerParser:
         """Read a text in place of JSON: the value of the function's first parameter. Only a mark
         after it shows that it is complete."""
         parts, calls = [blanks], self._calls
-        recipients = ("all", *self._use.parameters)
+        recipients = ("all", *self._use.tools)
         begins = (f"{mark}{name}\n" for mark in calls.opens for name in recipients)
         named = (mark for mark in (*calls.opens, *calls.closes) if re.search(r"\w", mark))
         end = yield from self._source.until(marks_of(*begins, *named), parts.append)

@@ -62,8 +62,6 @@ class TaggedCall:
     follow: Marks
     """The marks that may follow the last value."""
     name: str
-    properties: Mapping[str, Any]
-    """The schemas of the function's parameters."""
     keys: set[str] = field(default_factory=set)
     """Names of the arguments so far."""
 
@@ -94,7 +92,7 @@ class TaggedCall:
                 deltas.call(self.name)
             deltas.arguments((", " if self.keys else "{") + to_json(key) + ": ")
             self.keys.add(key)
-            schema = self.properties.get(key)
+            schema = deltas.use.properties(self.name).get(key)
             if kind := fields.get("type"):  # the tag says whether it is a text
                 schema = {"type": "string"} if kind in ("true", "string") else None
             read = self._nested if tags.nested and kinds_of(schema) != {"string"} else self._plain
