@@ -92,9 +92,8 @@ class AnswerParser:
             self._calls = GENERIC if use.forced else BESIDE_JSON
         self._thinking = conventions.thinking
         self._use, self._resembles_calls = use or NO_TOOLS, resembles_calls
-        has_tools = use is not None
         self._marks = _answer_marks(
-            conventions, self._calls, has_tools=has_tools, splits_reasoning=splits_reasoning
+            conventions, self._calls, has_tools=use is not None, splits_reasoning=splits_reasoning
         )
         # Text of a form extends to the answer's end, unless a call follows.
         self._in_text = self._marks.of_calls if has_form else self._marks.all
