@@ -71,8 +71,8 @@ class Config:
     def text(self, key: str, default: str | None = None) -> str:
         return str(self._checked((key,), default, "a string", (str,)))
 
-    def items(self, key: str) -> list[Any]:
-        return list(self._checked((key,), None, "a list", (list,)))
+    def items(self, key: str, default: list[Any] | None = None) -> list[Any]:
+        return list(self._checked((key,), default, "a list", (list,)))
 
     def section(self, key: str) -> Config:
         """A nested object; empty if it is absent or null."""
@@ -88,12 +88,12 @@ class Config:
         is_sound: Callable[[Any], bool] = lambda value: True,
         read: Callable[[Any], Any] = lambda value: value,
     ) -> Any:
-        given = next((v for key in keys if (v := self.values.get(key)) is not None), default)
-        value = read(given)
+        key = next(filter(self.has, keys), keys[0])
+        value = read(self.values[key] if self.has(key) else default)
         if value is None:
-            raise ModelError(f"{self.name} lacks {keys[0]}")
+            raise ModelError(f"{self.name} lacks {key}")
         if type(value) not in types or not is_sound(value):
-            raise ModelError(f"{self.name}: {keys[0]} must be {what}, not {value!r:.80}")
+            raise ModelError(f"{self.name}: {key} must be {what}, not {value!r:.80}")
         return value
 
     def rope(self, layers: str = "full_attention", default_theta: float = 10000.0) -> Rope:

@@ -166,6 +166,19 @@ CASES: list[tuple[str, Damage, str]] = [
     ("llama", lambda f: leave_out(f, *UP), "'blk.0.ffn_up.weight' not found"),
     ("llama-shards", lambda f: (f / SHARD).unlink(), SHARD),
     ("llama", config(hidden_size="wide"), "hidden_size"),
+    *(
+        (name, config(**{key: value}), words or f"{key} must be")
+        for name, key, value, words in [
+            ("deepseek-v3", "n_group", "x", ""),
+            ("glm-dsa", "indexer_types", 5, ""),
+            ("lfm-2", "intermediate_size", -5, ""),
+            ("lfm-2-moe", "layer_types", ["conv"], "layers, but the kinds of 1"),
+            ("qwen2", "layer_types", 5, ""),
+            ("qwen3-next", "layer_types", "x", ""),
+            ("qwen3-vl", "vision_config", {"deepstack_visual_indexes": "x"}, "must be a list"),
+            ("xlm-roberta", "pad_token_id", [1], ""),
+        ]
+    ),
     ("llama", config(hidden_act="relu"), "hidden_act"),
     ("qwen3-moe", config(norm_topk_prob=None), "norm_topk_prob is False"),
     ("llama", share_an_id, "both have the id"),
@@ -180,10 +193,13 @@ CASES: list[tuple[str, Damage, str]] = [
     ),
     ("phi-3", rope("default", partial_rotary_factor=1e9), "dimensions of a head would be rotated"),
     ("minimax-m2", config(rotary_dim=2**30), "dimensions of a head would be rotated, but"),
-    (
-        "phi-3",
-        rope("longrope", long_factor=[1.0] * 8, short_factor=[1e300] * 8),
-        "short_factor must have 8 numbers above 0",
+    *(
+        (
+            "phi-3",
+            rope("longrope", long_factor=[1.0] * 8, short_factor=[factor] * 8),
+            "short_factor must have 8 numbers above 0",
+        )
+        for factor in (1e300, "x")
     ),
     ("qwen3-vl", sections(3, 3, 2**40), "must be up to four numbers"),
     ("qwen3-vl", sections(3, 3, "x"), "must be up to four numbers"),

@@ -53,9 +53,7 @@ def _log_mul(config: Config, _d: Dims) -> float | None:
 
 
 def _if_grouped(key: str) -> Setting:
-    return lambda config, d: (
-        config.integer(key) if int(config.values.get("n_group") or 1) > 1 else None
-    )
+    return lambda config, d: config.integer(key) if config.count("n_group") > 1 else None
 
 
 def _metadata(gating: int) -> Mapping[str, Setting]:
@@ -142,7 +140,7 @@ DEEPSEEK_V32 = replace(
 
 def _indexed(config: Config, d: Dims) -> list[bool]:
     """Which layers select tokens themselves; the others use the last such layer's selection."""
-    kinds = config.values.get("indexer_types") or config.values.get("index_topk_pattern")
+    kinds = config.items("indexer_types", list(config.values.get("index_topk_pattern") or ""))
     if kinds:
         return [kind in ("full", "F") for kind in kinds]
     period = config.integer("index_topk_freq", default=1)

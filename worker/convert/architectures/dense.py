@@ -111,7 +111,7 @@ ERNIE4_5 = Family(
 def _check_windows(config: Config, d: Dims) -> None:
     """Without `layer_types`, the first `max_window_layers` layers have no window."""
     has_window = config.number("max_window_layers", default=0) < d.n_layers
-    kinds = config.values.get("layer_types") or ["sliding_attention"] * has_window
+    kinds = config.items("layer_types", ["sliding_attention"] * has_window)
     window = config.count("sliding_window") if config.flag("use_sliding_window") else 0
     if "sliding_attention" in kinds and 0 < window < config.integer("max_position_embeddings"):
         raise ModelError(
@@ -144,7 +144,7 @@ def _unrotated(config: Config) -> Iterator[str]:
 def deepstack(checkpoint: Checkpoint, _d: Dims) -> Metadata:
     """How many of the first layers each receive features from a layer of the vision model."""
     vision = Config(checkpoint.config).section("vision_config")
-    return {Keys.LLM.NUM_DEEPSTACK_LAYERS: len(vision.values.get("deepstack_visual_indexes") or [])}
+    return {Keys.LLM.NUM_DEEPSTACK_LAYERS: len(vision.items("deepstack_visual_indexes", []))}
 
 
 QWEN3_VL = replace(

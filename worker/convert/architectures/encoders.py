@@ -21,8 +21,9 @@ _PARTS = ("weight", "bias")
 
 def _roberta_dims(config: Config) -> Dims:
     """RoBERTa numbers positions from the padding token's id + 1; the rows before are not used."""
-    padding = int(config.values.get("pad_token_id") or 0)  # -1 if there is no padding token
-    return replace(Dims.of(config), extra={"unused": padding + 1})
+    has_none = config.values.get("pad_token_id") == -1
+    unused = 0 if has_none else config.count("pad_token_id") + 1
+    return replace(Dims.of(config), extra={"unused": unused})
 
 
 def _positions(sources: Sequence[Array], d: Dims) -> Array:

@@ -47,14 +47,15 @@ def _factors(config: Config, d: Dims) -> Mapping[str, npt.NDArray[np.float32]]:
         return {}
     found = {}
     for name in ("long", "short"):
-        factors = np.array(config.rope().params.items(f"{name}_factor"), dtype=np.float64)
+        factors = config.rope().params.items(f"{name}_factor")
         wanted = rotated(config, d.head_dim, 1.0) // 2
-        if factors.shape != (wanted,) or not ((factors > 0) & (factors < MOST)).all():
+        are_sound = all(type(n) in (int, float) and 0 < n < MOST for n in factors)
+        if len(factors) != wanted or not are_sound:
             raise ModelError(
                 f"{config.name}: {name}_factor must have {wanted} numbers above 0, one per rotary "
                 f"frequency; it has {len(factors)}"
             )
-        found[f"rope_factors_{name}.weight"] = factors.astype(np.float32)
+        found[f"rope_factors_{name}.weight"] = np.array(factors, np.float32)
     _check_scale(config)
     return found
 

@@ -22,14 +22,14 @@ def _dims(config: Config) -> Dims:
     d = Dims.of(config)
     period = config.integer("full_attention_interval", default=_PERIOD)
     default = ["full_attention" if (i + 1) % period == 0 else "" for i in range(d.n_layers)]
-    kinds = config.values.get("layer_types") or default
+    given = config.items("layer_types", default)
     extra = {
         "k_heads": config.integer("linear_num_key_heads"),
         "v_heads": config.integer("linear_num_value_heads"),
         "k_dim": config.integer("linear_key_head_dim"),
         "v_dim": config.integer("linear_value_head_dim"),
     }
-    kinds = tuple("attention" if kind == "full_attention" else "linear" for kind in kinds)
+    kinds = tuple("attention" if kind == "full_attention" else "linear" for kind in given)
     return replace(d, kinds=kinds, extra=extra)
 
 

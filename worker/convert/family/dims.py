@@ -70,12 +70,13 @@ def with_experts(
         n = config.count(n_expert) if optional else config.integer(n_expert)
         d = replace(d, n_expert=n, n_ff_expert=n_ff, n_ff_shared=shared)
         if n_dense:
-            kinds = config.values.get("mlp_layer_types")
-            listed = kinds.count("dense") if isinstance(kinds, list) else None
-            first = config.number(n_dense, default=0) if listed is None else listed
-            widths = ["dense" if i < first else "experts" for i in range(d.n_layers)]
-            pairs = zip(d.kinds or ("",) * d.n_layers, widths, strict=True)
-            d = replace(d, kinds=tuple(" ".join(pair).strip() for pair in pairs))
+            if config.has("mlp_layer_types"):
+                first = config.items("mlp_layer_types").count("dense")
+            else:
+                first = config.count(n_dense)
+            layers = enumerate(d.kinds or ("",) * d.n_layers)
+            kinds = (f"{kind} {'dense' if i < first else 'experts'}" for i, kind in layers)
+            d = replace(d, kinds=tuple(kind.strip() for kind in kinds))
         return d
 
     return dims
