@@ -182,6 +182,7 @@ CASES: list[tuple[str, Damage, str]] = [
     ("llama", config(hidden_act="relu"), "hidden_act"),
     ("qwen3-moe", config(norm_topk_prob=None), "norm_topk_prob is False"),
     ("llama", share_an_id, "both have the id"),
+    ("llama", lambda f: edit(f / "tokenizer.json", added_tokens=[{}]), "the tokenizer in /"),
     ("llama", lambda f: rename(f / WEIGHTS, "model.norm.weight", "a\x1b[31m\x9bb"), "a·[31m·b"),
     ("llama", rope("novel"), "novel"),
     ("internlm-3", rope("dynamic", original_max_position_embeddings=64), "dynamic up to max_pos"),

@@ -32,7 +32,7 @@ def read_vocabulary(checkpoint: Checkpoint, vocab_size: int, pre: str | None = N
     Raises:
         ModelError: the tokenizer is absent, malformed or of a kind that llama.cpp does not have.
     """
-    with bounded_faults(checkpoint.folder / "tokenizer"):
+    with bounded_faults(checkpoint.folder, "the tokenizer in "):
         tokenizer = checkpoint.json("tokenizer.json") or ranked_definition(checkpoint)
         cuts = tekken_override(checkpoint, tokenizer)
         if cuts:
