@@ -191,12 +191,11 @@ REMINDER = {"type": "text", "text": "Be brief."}
         ([{"role": "assistant", "content": [USE]}, user([RESULT])], "low"),
         ([assistant("Hello"), user("And?")], "medium"),
         ([assistant("Hello"), user([{"type": "text", "text": "And?"}])], "medium"),
+        ([assistant("Hello"), user("And?") | {"output_config": {"effort": "high"}}], "high"),
         ([{"role": "assistant", "content": [USE]}, user([RESULT, REMINDER])], "low"),
     ],
 )
-def test_a_system_message_sets_the_effort_of_its_turn(
-    follows: list[dict[str, Any]], effort: str
-) -> None:
+def test_a_message_sets_the_effort_of_its_turn(follows: list[dict[str, Any]], effort: str) -> None:
     turns = [user("Hi"), setting("low"), *follows]
     config = {"output_config": {"effort": "medium"}}
     chat = chat_of(PromptBody.model_validate({"messages": turns, **config}))

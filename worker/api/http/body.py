@@ -211,13 +211,13 @@ def name_ignored(request: Request, fields: Iterable[str]) -> None:
 
 
 def _read(
-    received: bytearray,
+    sent: bytearray,
     max_text_bytes: int,
     model: type[AnyBody],
     convert: Callable[[AnyBody], Converted],
 ) -> tuple[Converted, list[str]]:
     """The result of `convert` on the body, and the names of ignored fields."""
-    text = bytes(received).removeprefix(BOM)
+    text = bytes(sent).removeprefix(BOM)
     if len(text) > max_text_bytes:
         n_bytes = sum(map(_n_text_bytes, _slices(text)))
         if n_bytes > max_text_bytes:

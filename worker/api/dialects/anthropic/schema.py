@@ -151,7 +151,7 @@ class TurnMessage(OpenBody):
     role: Literal["user", "assistant", "system"]
     content: TextOrMany[ContentBlock] = Field("", description="optional for system only")
     output_config: TurnConfig = Field(
-        TurnConfig(), description="of a system message: for the answers to this turn of the user"
+        TurnConfig(), description="for the answers to this turn of the user"
     )
     clear_at: Literal["next_user_message", "never"] = Field(
         "never", description="next_user_message: dropped if a message of the user follows"
@@ -222,7 +222,7 @@ class PromptBody(TemplateFields):
     @property
     def effort(self) -> str | None:
         for message in reversed(self.messages):
-            if message.role == "system" and message.output_config.effort is not None:
+            if message.output_config.effort is not None:
                 return message.output_config.effort
             if message.begins_turn:
                 break
