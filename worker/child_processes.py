@@ -32,8 +32,9 @@ def inherited() -> dict[str, str]:
 
 _OF_THE_SYSTEM = {
     *("PATH", "HOME", "USER", "LANG", "LANGUAGE", "LOCPATH", "LOCALE_ARCHIVE", "TZ", "TZDIR"),
-    *("TMPDIR", "TMP", "TEMP", "VIRTUAL_ENV"),
+    *("TMPDIR", "TMP", "TEMP", "VIRTUAL_ENV", "TERM", "NO_COLOR"),
 }
+"""Variables of the system and of the terminal that an engine inherits."""
 _OF_LIBRARIES = (
     *("LC_", "XDG_", "PYTHON", "NPY_", "RUST_", "LD_", "DYLD_", "MALLOC_", "GLIBC_", "GCONV_"),
     *("ASAN_", "LSAN_", "TSAN_", "UBSAN_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "BLIS_"),

@@ -30,9 +30,12 @@ def test_threads_spin_for_a_short_time_unless_the_operator_decides(
 
 @pytest.mark.parametrize(
     "name",
-    ["LOCPATH", "LOCALE_ARCHIVE", "LANGUAGE", "TEMP", "CUBLASLT_LOG_LEVEL", "__GL_SYNC"],
+    [
+        *("LOCPATH", "LOCALE_ARCHIVE", "LANGUAGE", "TEMP", "CUBLASLT_LOG_LEVEL", "__GL_SYNC"),
+        *("TERM", "NO_COLOR"),
+    ],
 )
-def test_an_engine_inherits_what_its_libraries_read(
+def test_an_engine_inherits_what_its_libraries_and_its_log_read(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(name, "/here")
