@@ -32,15 +32,12 @@ ADAPTERS: list[list[dict[str, Any]]] = [
 ]
 
 
-def two_adapters() -> list[str]:
-    red, blue = random_adapters(bundled_gguf("f32"))
-    return ["--model", str(bundled_gguf("f32")), "--lora", f"red={red}", "--lora", f"blue={blue}"]
-
-
 @pytest.fixture(scope="module")
 def worker(share_worker: StartWorker) -> WorkerProcess:
-    flags = ("--slots", "16", "--crash-limit", "1000", *EXACT, *two_adapters())
-    return share_worker(*flags, can_be_held=True)
+    red, blue = random_adapters(bundled_gguf("f32"))
+    adapters = ("--lora", f"red={red}", "--lora", f"blue={blue}")
+    flags = ("--slots", "16", "--crash-limit", "1000", *EXACT, *adapters)
+    return share_worker("--model", str(bundled_gguf("f32")), *flags, can_be_held=True)
 
 
 def completion(worker: WorkerProcess, text: str, **fields: Any) -> Any:

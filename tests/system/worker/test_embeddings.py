@@ -40,13 +40,9 @@ def pooling(pooling_gguf: Path, share_worker: StartWorker) -> WorkerProcess:
     return share_worker("--model", str(pooling_gguf))
 
 
-def client_of(worker: WorkerProcess) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{worker.base_url}/v1", api_key="any", max_retries=0)
-
-
 def test_openais_client_gets_normalised_vectors(pooling: WorkerProcess) -> None:
     texts = ["The fox loved to dance.", "What is 3 plus 4?", "The fox loved to dance."]
-    with client_of(pooling) as client:
+    with openai.OpenAI(base_url=f"{pooling.base_url}/v1", api_key="any", max_retries=0) as client:
         answer = client.embeddings.create(model="pooling", input=texts, encoding_format="float")
         assert [entry.index for entry in answer.data] == [0, 1, 2]
         fox, question, again = (entry.embedding for entry in answer.data)

@@ -20,10 +20,6 @@ def case_name(case: dict[str, Any]) -> str:
     return str(case.get("prompt") or case["messages"][-1]["content"])[:40]
 
 
-def case_about(words: str) -> dict[str, Any]:
-    return next(case for case in CASES if words in json.dumps(case.get("messages", "")))
-
-
 @pytest.fixture(scope="module")
 def exact(share_worker: StartWorker) -> WorkerProcess:
     """A worker with unquantised weights, like the reference."""
@@ -50,7 +46,8 @@ def test_greedy_text_is_the_reference(exact: WorkerProcess, case: dict[str, Any]
 
 
 def test_each_stop_reason_is_reached(worker: WorkerProcess) -> None:
-    count = case_about("Count to 9")["rendered"]
+    (case,) = (case for case in CASES if "Count to 9" in json.dumps(case.get("messages", "")))
+    count = case["rendered"]
     assert worker.execute(count, temperature=0).end["stop_reason"] == "EOS"
 
     cut = worker.execute(count, temperature=0, max_tokens=5)

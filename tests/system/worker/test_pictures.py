@@ -73,11 +73,6 @@ def text_of(worker: WorkerProcess, body: dict[str, Any]) -> str:
     return str(answer["choices"][0]["message"]["content"])
 
 
-def asked_template(worker: WorkerProcess, content: list[Any]) -> str:
-    messages = [{"role": "user", "content": content}]
-    return str(worker.post("/apply-template", {"messages": messages}).json()["prompt"])
-
-
 def test_the_answer_depends_on_the_picture(seeing: WorkerProcess) -> None:
     first, again, other = (text_of(seeing, question(picture(seed))) for seed in (1, 1, 2))
     assert first == again != other
@@ -185,8 +180,9 @@ def test_all_dialects_show_the_same_picture(
     lines = ollama.generate(**plain, **prompted, stream=True)
     assert "".join(each.response for each in lines) == expected
 
-    marked = asked_template(seeing, [{"type": "text", "text": "<__media__>"}, text])
-    string = marked.replace("<__media__>\n", "<__media__>")
+    marked = [{"role": "user", "content": [{"type": "text", "text": "<__media__>"}, text]}]
+    prompt = seeing.answer("/apply-template", {"messages": marked})["prompt"]
+    string = prompt.replace("<__media__>\n", "<__media__>")
     media = {"prompt_string": string, "multimodal_data": [encoded]}
     raw = seeing.post("/completion", {"prompt": media, "temperature": 0, "n_predict": 16}).json()
     assert raw["content"] == expected

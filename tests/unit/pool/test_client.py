@@ -27,8 +27,9 @@ from worker.pool.client import PoolClient
 from worker.pool.heartbeat import Heartbeats
 from worker.settings import Settings
 
+pytestmark = pytest.mark.anyio
 
-@pytest.mark.anyio
+
 async def test_the_last_heartbeat_is_repeated_until_it_is_accepted() -> None:
     answers, sent = ["", "it answered late", ""], list[str]()
     statuses = ["ready", "draining"]
@@ -50,7 +51,6 @@ async def test_the_last_heartbeat_is_repeated_until_it_is_accepted() -> None:
     assert sent == ["1 ready", "2 draining", "3 draining"] and beats._task.done()
 
 
-@pytest.mark.anyio
 async def test_no_cookie_of_a_manager_is_sent_back() -> None:
     cookies: list[str | None] = []
 
@@ -86,7 +86,6 @@ async def announced(url: str, *, has_served: bool = False, **settings: Any) -> M
     return metrics
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("reply", [answers_garbage, hangs_up])
 async def test_an_invalid_answer_counts_as_a_failure(reply: Any) -> None:
     replies = [reply, reply, answer_ok]
@@ -98,7 +97,6 @@ async def test_an_invalid_answer_counts_as_a_failure(reply: Any) -> None:
         assert metrics.callback_failures._value.get() == 2
 
 
-@pytest.mark.anyio
 async def test_a_callback_is_tried_until_its_timeout_is_used_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -113,7 +111,6 @@ async def test_a_callback_is_tried_until_its_timeout_is_used_up(
         manager.wait_accepted()
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(("token", "fault"), [(None, "is not set"), ("old", "has another value")])
 async def test_a_refused_token_is_named(token: str | None, fault: str) -> None:
     with serving() as manager:
@@ -122,7 +119,6 @@ async def test_a_refused_token_is_named(token: str | None, fault: str) -> None:
             await announced(f"{manager.url}/ready", callback_token=token)
 
 
-@pytest.mark.anyio
 async def test_an_unreachable_manager_is_given_up_after_the_timeout() -> None:
     with serving() as manager:
         url = f"{manager.url}/ready"
@@ -133,7 +129,6 @@ async def test_an_unreachable_manager_is_given_up_after_the_timeout() -> None:
     assert clock.in_time(before, 60), "2 s on a quiet machine; otherwise it has no end"
 
 
-@pytest.mark.anyio
 async def test_a_pause_of_the_worker_does_not_use_up_the_timeout(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -155,7 +150,6 @@ async def test_a_pause_of_the_worker_does_not_use_up_the_timeout(
         manager.wait_for(n_callbacks=1)
 
 
-@pytest.mark.anyio
 async def test_a_refused_optional_callback_raises_nothing() -> None:
     with serving() as manager:
         manager.reply = answers(404)
