@@ -80,7 +80,9 @@ def _listen(
     """`beside_others`: restrict a socket for IPv6 to IPv6, since others have the IPv4 addresses."""
     with ExitStack() as unless_open:
         try:
-            listener = unless_open.enter_context(socket.socket(place.family, socket.SOCK_STREAM))
+            # Named, so that asyncio sets TCP_NODELAY on accepted connections (uvloop always does).
+            kind = (place.family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+            listener = unless_open.enter_context(socket.socket(*kind))
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if beside_others and place.family == socket.AF_INET6:
                 listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import subprocess
@@ -49,6 +50,23 @@ def test_an_address_that_is_given_twice_is_listened_on_once(
     assert len({each.getsockname()[1] for each in listeners}) == 1
     for each in listeners:
         each.close()
+
+
+@pytest.mark.anyio
+async def test_an_answer_in_two_parts_is_not_delayed() -> None:
+    [listener] = listen_on(["127.0.0.1"], 0)
+    nodelay = list[int]()
+
+    def accepted(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        sock = writer.get_extra_info("socket")
+        nodelay.append(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        writer.close()
+
+    async with await asyncio.start_server(accepted, sock=listener):
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        await reader.read()
+        writer.close()
+    assert nodelay == [1]
 
 
 @pytest.mark.parametrize(
