@@ -107,7 +107,7 @@ def test_the_operators_budget_and_message_hold_unless_a_request_has_its_own(
     assert len(longer) > len(thought) - len(" Enough.") and not longer.endswith("Enough.")
     assert message_of(worker, reasoning_budget=-1)[1] == ""
     # A response's items may be sent back, as in OpenAI's documentation.
-    body = {"input": STORY, "max_output_tokens": 60}
+    body = {"input": STORY, "max_output_tokens": 60, "temperature": 0, "ignore_eos": True}
     output = worker.post("/v1/responses", body).json()["output"]
     assert output[0]["type"] == "reasoning" and output[0]["content"]
     turns = body | {"input": [*STORY, *output, {"role": "user", "content": "Go on."}]}
