@@ -28,6 +28,10 @@ FORMATS: dict[str, tuple[str, dict[str, Any]]] = {
     "int4-zero": (PACKED, {"num_bits": 4, "group_size": 16, "symmetric": False}),
     "int4-rows-zero": (PACKED, {"num_bits": 4, "group_size": -1, "symmetric": False}),
     "int2": (PACKED, {"num_bits": 2, "group_size": 32}),
+    "int3-zero": (PACKED, {"num_bits": 3, "group_size": 32, "symmetric": False}),
+    "int5": (PACKED, {"num_bits": 5, "group_size": 32}),
+    "int6-uneven": (PACKED, {"num_bits": 6, "group_size": -1}),
+    "int7-rows": (PACKED, {"num_bits": 7, "group_size": -1}),
     "int8-rows": (PACKED, {"num_bits": 8, "group_size": -1}),
     "int8-zero": ("int-quantized", {"num_bits": 8, "group_size": -1, "symmetric": False}),
     "nvfp4": (
@@ -94,7 +98,8 @@ def compressed(name: str) -> tuple[dict[str, Any], Tensors]:
     )
 
     kind, settings = FORMATS[name]
-    state, arguments = {"weight": weight()}, QuantizationArgs(**settings)
+    values = weight()[:, :-6] if name == "int6-uneven" else weight()  # Its rows end within an I32.
+    state, arguments = {"weight": values}, QuantizationArgs(**settings)
     least, most = extremes(state["weight"], settings)
     if name == "nvfp4":
         state["weight_global_scale"] = generate_gparam(least.amin().view(1), most.amax().view(1))

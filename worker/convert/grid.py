@@ -45,6 +45,11 @@ class Packing:
         """The numbers in rows of bytes."""
         (n, n_words), mask = self.unit, (1 << self.n_bits) - 1
         is_even = 32 % self.n_bits == 0
+        along = 0 if self.across_rows else 1
+        if short := -stored.shape[along] % n_words:  # The last unit is not full.
+            missing = [(0, 0), (0, 0)]
+            missing[along] = 0, short
+            stored = np.pad(stored, missing)
         if self.across_rows:
             words, axis = stored.view("<u4").reshape(-1, n_words, stored.shape[1] // 4), 1
         else:
@@ -83,8 +88,10 @@ class Grid:
         blocks = (first + np.arange(count)) // self.rows
         n, words = self.packing.unit if self.packing and self.packing.across_rows else (1, 1)
         start, end = int(blocks[0]) // n, int(blocks[-1]) // n + 1
-        values = self._values(read(self.info, start * words, (end - start) * words))
-        return values if len(values) == count else values[blocks - start * n]
+        n_words = min(end * words, self.info.n_rows) - start * words
+        values = self._values(read(self.info, start * words, n_words))
+        is_plain = self.rows == 1 and len(values) == count
+        return values if is_plain else values[blocks - start * n]
 
     def _values(self, stored: npt.NDArray[Any]) -> Values:
         if self.packing is not None:

@@ -49,8 +49,6 @@ _MIXED = {"mixed-precision": "config_groups", "MIXED_PRECISION": "quantized_laye
 _NUMBERS = ("F8_E4M3", "I8", "I32", "U8")
 """Types that need a scale; an I32 holds as many integers as fit into it, a U8 two FP4."""
 _FLOATS = ("BF16", "F16", "F32")
-_N_BITS = (2, 4, 8)
-"""Of compressed-tensors' integers. Others cross words, which releases store in different ways."""
 _GPTQ_N_BITS = (2, 3, 4, 8)
 _MLX_N_BITS = (2, 3, 4, 5, 6, 8)
 _MLX_TABLES: Mapping[str, tuple[Values, Values]] = {
@@ -375,12 +373,13 @@ def _compressed(parts: Parts, method: Method, read: Read) -> tuple[tuple[int, ..
         raise ModelError(f"{numbers.path} lacks {name}, of {n} whole numbers", tensor=name)
     stored = read(stated, 0, stated.n_rows).view(f"<i{int(stated.dtype[1:]) // 8}")
     shape = tuple(stored.reshape(-1).tolist())
-    words = {n: (*shape[:-1], -(-shape[-1] * n // 32)) for n in method.n_bits}
-    fit = [n for n in _N_BITS if words.get(n) == numbers.shape]
-    if len(fit) != 1:
+    words = {n: (*shape[:-1], -(-shape[-1] * n // 32)) for n in method.n_bits if n <= 8}
+    # Releases before 0.17 left out the bits of an I32 that hold no whole integer.
+    fit = [n for n, wanted in words.items() if wanted == numbers.shape]
+    if len(fit) != 1 or 32 % fit[0] and -(-shape[-1] // (32 // fit[0])) == numbers.shape[-1]:
         bits = " or ".join(map(str, sorted(method.n_bits))) or "unknown numbers of"
         what = f"integers of {bits} bits in shape {list(numbers.shape)} for {list(shape)}"
-        why = "2, 4 and 8 can be converted"
+        why = "those of 1 to 8 bits without gaps can be converted"
         raise ModelError(f"tensor {numbers.name} has {what}; {why}", tensor=numbers.name)
     return shape, Packing(fit[0])
 
@@ -455,9 +454,9 @@ def _zero(
     """Zero points: a byte each, or packed into I32s down the columns."""
     packing = packing if info.dtype == "I32" else None
     packing = packing and replace(packing, across_rows=True, is_one_less=is_one_less)
-    (n, n_words), of = packing.unit if packing else (1, 1), scale.info
-    is_cut = len(of.shape) > 2 and of.shape[-2] % n
-    n_rows = -(-of.n_rows // n) * n_words
+    of, n_rows = scale.info, scale.info.n_rows
+    is_cut = packing is not None and len(of.shape) > 2 and of.shape[-2] % packing.unit[0]
+    n_rows = n_rows if packing is None else -(-n_rows * packing.n_bits // 32)
     is_known = info.dtype == "I8" or packing is not None
     if not is_known or is_cut or (info.n_rows, info.row_length) != (n_rows, of.row_length):
         raise _unfit(info, weight)

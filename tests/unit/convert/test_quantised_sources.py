@@ -294,6 +294,7 @@ def retyped(name: str, kind: str) -> Callable[[Tensors], object]:
         ("int4", lambda t: t.update(weight=t["expected"]), "has both weight and weight_packed"),
         ("int4", changed("weight_shape", lambda shape: shape * 2), "for \\[72, 128\\]"),
         ("int4", changed("weight_scale", lambda scale: scale[:, :1].repeat(3, 1)), "cannot scale"),
+        ("int3-zero", changed("weight_packed", lambda n: n[:, :1].repeat(7, 1)), "without gaps"),
         ("int4-zero", changed("weight_zero_point", lambda zero: zero[:4]), "cannot scale"),
         ("int4-zero", without("weight_zero_point"), "lacks tensor weight_zero_point"),
         ("int4", changed("weight_shape", lambda shape: shape[:0]), "lacks weight_shape, of 2"),
