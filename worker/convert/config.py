@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from worker.errors import ModelError
@@ -39,13 +39,26 @@ class Config:
 
     values: Mapping[str, Any]
     name: str = "config.json"
+    spelled: Mapping[str, str] = field(default_factory=dict)
+    """By key, the one that the file has for it, if that is another."""
 
     def has(self, key: str) -> bool:
         return self.values.get(key) is not None
 
     def changed(self, **values: object) -> Config:
         """A copy with these values."""
-        return Config({**self.values, **values}, self.name)
+        return replace(self, values={**self.values, **values})
+
+    def renamed(self, keys: Mapping[str, str]) -> Config:
+        """A copy with the values of present keys also under others; `keys` has the present one of
+        each. Errors name that one."""
+        present = {key: own for key, own in keys.items() if self.has(own)}
+        values = {key: self.values[own] for key, own in present.items()}
+        spelled = {key: self.spelling(own) for key, own in present.items()}
+        return Config({**self.values, **values}, self.name, {**self.spelled, **spelled})
+
+    def spelling(self, key: str) -> str:
+        return self.spelled.get(key, key)
 
     def integer(self, *keys: str, default: int | None = None) -> int:
         """The first present of several spellings of one key; its value must be a positive
@@ -63,7 +76,7 @@ class Config:
 
     def count(self, key: str) -> int:
         """An integer; 0 if the key is absent."""
-        return self.integer(key) if self.values.get(key) else 0
+        return self.integer(key) if self.values.get(key) not in (None, 0) else 0
 
     def flag(self, key: str, default: bool = False) -> bool:
         return bool(self._checked((key,), default, "true or false", (bool,)))
@@ -88,12 +101,14 @@ class Config:
         is_sound: Callable[[Any], bool] = lambda value: True,
         read: Callable[[Any], Any] = lambda value: value,
     ) -> Any:
-        key = next(filter(self.has, keys), keys[0])
-        value = read(self.values[key] if self.has(key) else default)
+        key = next(filter(self.has, keys), None)
+        value = read(default if key is None else self.values[key])
+        named = " or ".join(keys) if key is None else self.spelling(key)
         if value is None:
-            raise ModelError(f"{self.name} lacks {key}")
+            raise ModelError(f"{self.name} lacks {named}")
         if type(value) not in types or not is_sound(value):
-            raise ModelError(f"{self.name}: {key} must be {what}, not {value!r:.80}")
+            verb = "must be" if key is not None else "is absent; its default would have to be"
+            raise ModelError(f"{self.name}: {named} {verb} {what}, not {value!r:.80}")
         return value
 
     def rope(self, layers: str = "full_attention", default_theta: float = 10000.0) -> Rope:

@@ -13,16 +13,15 @@ from worker.convert.config import Config
 from worker.convert.family.dims import Dims
 from worker.errors import ModelError
 
-_COUNTS = ("num_hidden_layers", "n_layer", "num_layers")
 _SLACK = 4
 """Some sizes are a small multiple of what a tensor has, such as an optional module's."""
 
 
 def check_config(config: Config, checkpoint: Checkpoint) -> None:
-    n = len(checkpoint.tensors)
-    for key in _COUNTS:
-        if type(value := config.values.get(key)) is int and value > n:
-            raise ModelError(f"{config.name}: {key} is {value}, but the checkpoint has {n} tensors")
+    n, key = len(checkpoint.tensors), "num_hidden_layers"
+    if type(value := config.values.get(key)) is int and value > n:
+        what = f"{config.spelling(key)} is {value}, but the checkpoint has {n} tensors"
+        raise ModelError(f"{config.name}: {what}")
 
 
 def check_dims(config: Config, d: Dims, checkpoint: Checkpoint) -> None:
@@ -30,5 +29,7 @@ def check_dims(config: Config, d: Dims, checkpoint: Checkpoint) -> None:
     most = _SLACK * max((*(n for shape in shapes for n in shape), len(checkpoint.tensors)))
     for name, size in {**asdict(d), **d.extra}.items():
         if isinstance(size, int) and size > most:
-            what = f"{config.name}: a size ({name}) of {size} is more than the checkpoint's tensors"
-            raise ModelError(f"{what} can have")
+            keys = [config.spelling(key) for key, value in config.values.items() if value == size]
+            what = keys[0] if keys else f"a size that is computed from it ({name})"
+            why = f"{what} is {size}, more than the checkpoint's tensors can have"
+            raise ModelError(f"{config.name}: {why}")

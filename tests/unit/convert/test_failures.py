@@ -170,6 +170,17 @@ CASES: list[tuple[str, Damage, str]] = [
         (name, config(**{key: value}), words or f"{key} must be")
         for name, key, value, words in [
             ("deepseek-v3", "n_group", "x", ""),
+            ("deepseek-v3", "first_k_dense_replace", {}, ""),
+            ("gpt-2", "n_head", "x", ""),
+            ("gpt-2", "n_inner", 2**30, "n_inner is 1073741824, more than"),
+            ("gpt-2", "n_layer", 2**30, "n_layer is 1073741824, but the checkpoint has"),
+            (
+                "starcoder-2",
+                "num_attention_heads",
+                2**30,
+                "head_dim is absent; its default would have",
+            ),
+            ("nemotron-h", "layers_block_type", [], "layers_block_type must list layers"),
             ("glm-dsa", "indexer_types", 5, ""),
             ("lfm-2", "intermediate_size", -5, ""),
             ("lfm-2-moe", "layer_types", ["conv"], "layers, but the kinds of 1"),
@@ -179,6 +190,9 @@ CASES: list[tuple[str, Damage, str]] = [
             ("xlm-roberta", "pad_token_id", [1], ""),
         ]
     ),
+    ("gpt-2", config(n_embd=None, hidden_size=-1), "hidden_size must be"),
+    ("nemotron-h", config(model_type="x", mamba_num_heads=None), "n_heads or mamba_num_heads"),
+    ("nemotron-h", config(layers_block_type=None, layer_types=["x"]), "layer_types must list"),
     ("llama", config(hidden_act="relu"), "hidden_act"),
     ("qwen3-moe", config(norm_topk_prob=None), "norm_topk_prob is False"),
     ("llama", share_an_id, "both have the id"),

@@ -67,9 +67,9 @@ def spare_scale(folder: Path) -> None:
 CASES: dict[str, tuple[Callable[[Path], object], str]] = {
     "token id": (lambda f: token_id(f, 5_000_000), "has the id 5000000"),
     "token id below zero": (lambda f: token_id(f, -5), "has the id -5"),
-    "vocabulary": (lambda f: edit(f / "config.json", vocab_size=2**31 - 1), "n_vocab"),
+    "vocabulary": (lambda f: edit(f / "config.json", vocab_size=2**31 - 1), "vocab_size"),
     "layers": (lambda f: edit(f / "config.json", num_hidden_layers=2**31 - 1), "tensors"),
-    "heads": (lambda f: edit(f / "config.json", num_attention_heads=2**31 - 1), "n_head"),
+    "heads": (lambda f: edit(f / "config.json", num_attention_heads=2**31 - 1), "heads is 2"),
     "5,000 digits": (long_number, "not readable JSON"),
     "infinity": (lambda f: edit(f / "config.json", rms_norm_eps=float("inf")), "must be a number"),
     "shape": (lambda f: shape(f, 10**400), r"no valid entry.*\$\.shape"),

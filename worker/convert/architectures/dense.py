@@ -9,7 +9,7 @@ from gguf.constants import Keys
 
 from worker.convert.checkpoint import Checkpoint
 from worker.convert.config import Config
-from worker.convert.family.dims import Dims, renamed
+from worker.convert.family.dims import Dims
 from worker.convert.family.metadata import (
     flag,
     if_given,
@@ -313,9 +313,10 @@ def _gpt2_config(config: Config) -> Config:
         "hidden_size": "n_embd",
         "num_hidden_layers": "n_layer",
         "num_attention_heads": "n_head",
+        "intermediate_size": "n_inner",
     }
     n_ff = config.integer("n_inner", default=4 * config.integer("n_embd"))
-    return renamed(config, keys).changed(intermediate_size=n_ff)
+    return config.changed(n_inner=n_ff).renamed(keys)
 
 
 GPT2 = Family(

@@ -8,7 +8,7 @@ from dataclasses import replace
 from gguf.constants import Keys, PoolingType
 
 from worker.convert.config import Config
-from worker.convert.family.dims import Dims, renamed
+from worker.convert.family.dims import Dims
 from worker.convert.family.metadata import integer, number, require, sizes
 from worker.convert.family.rules import QKV_BIASES, Array, Family, Metadata
 from worker.errors import ModelError
@@ -109,7 +109,7 @@ _NOMIC_KEYS = {
 def _nomic_config(config: Config) -> Config:
     trained = config.integer("max_trained_positions", default=2048)
     n_positions = config.integer("n_positions", "max_position_embeddings", default=trained)
-    config = renamed(config, _NOMIC_KEYS)
+    config = config.renamed(_NOMIC_KEYS)
     return config.changed(max_position_embeddings=min(n_positions, trained))
 
 

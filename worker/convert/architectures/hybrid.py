@@ -10,7 +10,7 @@ from gguf.constants import Keys
 from worker.convert.architectures.dense import GRANITE
 from worker.convert.architectures.experts import GRANITE_MOE
 from worker.convert.config import Config
-from worker.convert.family.dims import Dims, renamed, with_experts
+from worker.convert.family.dims import Dims, with_experts
 from worker.convert.family.metadata import SHARED_WIDTH, flag, integer, kv_heads, number, of_dims
 from worker.convert.family.rules import Array, Family, Make, Setting, Sources, decay, halves
 from worker.errors import ModelError
@@ -122,17 +122,17 @@ _KINDS = {**_LETTERS, "linear_attention": "mamba", "full_attention": "attention"
 
 def _pattern(config: Config) -> tuple[str, ...]:
     """The kind of each layer: older configurations have letters, newer ones words."""
-    letters = config.values.get("hybrid_override_pattern")
-    given = letters if isinstance(letters, str) else config.items("layers_block_type")
+    letters, key = config.values.get("hybrid_override_pattern"), "layers_block_type"
+    given = list(letters) if isinstance(letters, str) else config.items(key)
     kinds = [_KINDS.get(str(kind), str(kind)) for kind in given]
-    unknown = set(kinds) - set(_LETTERS.values())
-    if unknown:
-        raise ModelError(f"{config.name}: layers of kind {min(unknown)!r} cannot be converted")
+    if not kinds or not set(kinds) <= set(_LETTERS.values()):
+        known = f"{config.spelling(key)} must list layers of the kinds {', '.join(_KINDS)}"
+        raise ModelError(f"{config.name}: {known}, not {given!r:.80}")
     return tuple(kinds)
 
 
 def _nemotron_config(config: Config) -> Config:
-    config = renamed(config, {"head_dim": "attention_head_dim"})
+    config = config.renamed({"head_dim": "attention_head_dim"})
     return config.changed(num_hidden_layers=len(_pattern(config)))
 
 

@@ -49,14 +49,12 @@ def completed(config: Config) -> Config:
     kind = _kind(config)
     known = _classes().get(_SAME_CLASS.get(kind, kind), _Class())
     present = {k: v for k, v in config.values.items() if v is not None or k in known.nullable}
-    named: dict[str, Any] = {}
     for name, key in known.names.items():
         if name in present and present.get(key, present[name]) != present[name]:
             both = f"{key} {present[key]!r:.80} and {name} {present[name]!r:.80}"
             raise ModelError(f"{config.name} has {both}, which are names of one setting")
-        if name in present:
-            named[key] = present[name]
-    return Config({**known.defaults, **named, **present}, config.name)
+    aliases = {key: name for name, key in known.names.items() if key not in present}
+    return Config({**known.defaults, **present}, config.name).renamed(aliases)
 
 
 def check_settled(config: Config) -> None:

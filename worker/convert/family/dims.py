@@ -41,12 +41,6 @@ class Dims:
         )
 
 
-def renamed(config: Config, keys: Mapping[str, str]) -> Config:
-    """Copy values to their usual keys; `keys` has the family's own key for each of them."""
-    own = {usual: config.values[key] for usual, key in keys.items() if config.has(key)}
-    return config.changed(**own)
-
-
 def with_experts(
     n_expert: str,
     width: str = "moe_intermediate_size",

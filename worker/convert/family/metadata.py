@@ -300,7 +300,8 @@ def require(config: Config, d: Dims, settings: Mapping[str, object]) -> None:
         value = allowed[0] if value is None else value
         if value not in allowed:
             choice = " or ".join(str(a) for a in allowed)
-            raise ModelError(f"{config.name}: {key} is {value!r}; llama.cpp implements {choice}")
+            what = f"{config.spelling(key)} is {value!r}; llama.cpp implements {choice}"
+            raise ModelError(f"{config.name}: {what}")
 
 
 def check(family: Family, config: Config, d: Dims) -> None:
