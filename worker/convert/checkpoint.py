@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from worker.convert import scaled
+from worker.convert import forms, scaled
 from worker.convert.config import Config
 from worker.convert.grid import Scaled
 from worker.convert.quantize import TensorType
@@ -154,7 +154,10 @@ class Checkpoint:
         """An optional JSON file of the folder, read once; empty if the file is absent."""
         if name not in self._json:
             path = self.folder / name
-            self._json[name] = read_json(path) if path.is_file() else {}
+            found = read_json(path) if path.is_file() else {}
+            if found:
+                forms.check(path, found)
+            self._json[name] = found
         return self._json[name]
 
     def forget_json(self) -> None:

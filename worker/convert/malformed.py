@@ -19,14 +19,14 @@ _FAULTS = (
 
 
 @contextmanager
-def bounded_faults(source: Path, part: str = "") -> Iterator[None]:
-    """Raise nothing but a `ModelError` for faults in the files below `source`, or of its `part`."""
+def bounded_faults(source: Path) -> Iterator[None]:
+    """Raise nothing but a `ModelError` for faults in the files below `source`."""
     try:
         yield
     except ModelError as error:  # It may quote a long value from a file.
         raise ModelError(_brief(error.message), **error.details) from error.__cause__
     except (*_FAULTS, MemoryError) as error:
-        message = f"{part}{source} is malformed: {type(error).__name__} {error}"
+        message = f"{source} is malformed: {type(error).__name__} {error}"
         raise ModelError(_brief(message), path=str(source)) from error
 
 

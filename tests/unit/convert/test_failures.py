@@ -99,7 +99,14 @@ def end_nowhere(folder: Path) -> None:
 UP = [f"model.layers.{i}.mlp.up_proj.weight" for i in (0, 1)]
 
 
+STRAY = {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<x>"}}]}
+FAR = {"type": "BertProcessing", "cls": ["<x>", 300], "sep": ["<x>", 300]}
+
 Damage = Callable[[Path], object]
+
+
+def stated(folder: Path, name: str, key: str, value: object) -> None:
+    edit(folder / name, **{key: value})
 
 
 def config(**values: object) -> Damage:
@@ -196,7 +203,21 @@ CASES: list[tuple[str, Damage, str]] = [
     ("llama", config(hidden_act="relu"), "hidden_act"),
     ("qwen3-moe", config(norm_topk_prob=None), "norm_topk_prob is False"),
     ("llama", share_an_id, "both have the id"),
-    ("llama", lambda f: edit(f / "tokenizer.json", added_tokens=[{}]), "the tokenizer in /"),
+    *(
+        ("llama", partial(stated, name=name, key=key, value=value), f"llama/{name}: {words}")
+        for name, key, value, words in [
+            ("tokenizer.json", "added_tokens", [{"content": "x"}], "Object missing required fie"),
+            ("tokenizer.json", "model", {"vocab": {"a": "x"}}, "Expected `int`, got `str` - at `$"),
+            ("tokenizer.json", "post_processor", {"type": "BertProcessing"}, "Object missing req"),
+            ("tokenizer.json", "post_processor", STRAY, "special_tokens lacks '<x>' - at `$.p"),
+            ("tokenizer_config.json", "added_tokens_decoder", {"x": {}}, "Expected `int`, got `"),
+        ]
+    ),
+    (
+        "llama",
+        partial(stated, name="tokenizer.json", key="post_processor", value=FAR),
+        "its post_processor adds the token 300, but there are 288",
+    ),
     ("llama", lambda f: rename(f / WEIGHTS, "model.norm.weight", "a\x1b[31m\x9bb"), "a·[31m·b"),
     ("llama", rope("novel"), "novel"),
     ("internlm-3", rope("dynamic", original_max_position_embeddings=64), "dynamic up to max_pos"),

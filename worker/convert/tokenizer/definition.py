@@ -30,7 +30,7 @@ def byte_level(tokenizer: Mapping[str, Any], pre: str | None) -> Vocabulary:
     )
     if vocabulary.pre == TEKKEN_SPLIT:  # A tekken.json assigns no roles.
         added = tokenizer.get("added_tokens") or ()
-        roles = ((_ROLES.get(token["content"]), int(token["id"])) for token in added)
+        roles = ((_ROLES.get(token["content"]), token["id"]) for token in added)
         vocabulary.special_ids = {role: i for role, i in roles if role}
     for text, i in sorted(model["vocab"].items(), key=lambda item: item[1]):
         vocabulary.put(i, text, TokenType.NORMAL)
@@ -79,7 +79,7 @@ def wordpiece(tokenizer: Mapping[str, Any]) -> Vocabulary:
     llama.cpp marks the pieces that begin a word; `tokenizer.json` marks those that continue one.
     """
     model = tokenizer["model"]
-    prefix = model.get("continuing_subword_prefix", "##")
+    prefix = model.get("continuing_subword_prefix") or "##"
     vocabulary = Vocabulary(model="bert")
     for text, i in sorted(model["vocab"].items(), key=lambda item: item[1]):
         inside = text.startswith(prefix)
@@ -87,7 +87,7 @@ def wordpiece(tokenizer: Mapping[str, Any]) -> Vocabulary:
         vocabulary.put(i, form, TokenType.NORMAL)
     if (unk := model["vocab"].get(model.get("unk_token"))) is not None:
         vocabulary.special_ids["unk"] = unk
-    longest = int(model.get("max_input_chars_per_word", 100))
+    longest = model.get("max_input_chars_per_word", 100)
     vocabulary.notes.append(
         f"a word of more than {longest} characters becomes one {model.get('unk_token')} in the "
         "tokenizer, but pieces in llama.cpp"

@@ -48,12 +48,12 @@ def ranked_definition(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _tekken(tekken: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    n_special = int(tekken["config"]["default_num_special_tokens"])
-    n_ranks = int(tekken["config"]["default_vocab_size"]) - n_special
+    n_special = tekken["config"]["default_num_special_tokens"]
+    n_ranks = tekken["config"]["default_vocab_size"] - n_special
     if [tekken["config"]["pattern"]] != _expressions(TEKKEN_SPLIT):
         raise ModelError(f"{path}: config.pattern is not the one that Mistral publishes")
     ranks = {
-        base64.b64decode(entry["token_bytes"], validate=True): int(entry["rank"])
+        base64.b64decode(entry["token_bytes"], validate=True): entry["rank"]
         for entry in tekken["vocab"]
         if entry["rank"] < n_ranks
     }
@@ -63,12 +63,12 @@ def _tekken(tekken: Mapping[str, Any], path: Path) -> dict[str, Any]:
     if (listed := tekken.get("special_tokens")) is None:
         listed = [{"rank": i, "token_str": text} for i, text in enumerate(_OLD_SPECIAL)]
     for entry in listed:
-        if not 0 <= (rank := int(entry["rank"])) < n_special:
+        if not 0 <= (rank := entry["rank"]) < n_special:
             raise ModelError(
                 f"{path}: the special token {entry['token_str']!r} has the rank {rank}, "
                 f"but there are {n_special}"
             )
-        special[rank] = str(entry["token_str"])
+        special[rank] = entry["token_str"]
     added = [{"id": i, "content": text, "special": True} for i, text in enumerate(special)]
     return _of_ranks(ranks, TEKKEN_SPLIT, added, first_id=n_special)
 
@@ -104,7 +104,7 @@ def tekken_override(checkpoint: Checkpoint, tokenizer: Mapping[str, Any]) -> dic
     tekken = checkpoint.json(TEKKEN)
     if not tekken or not any(s["type"] == "ByteLevel" for s in steps):
         return {}
-    cuts = _splitting_by([str(tekken["config"]["pattern"])])
+    cuts = _splitting_by([tekken["config"]["pattern"]])
     return {} if pre_tokenizers.same(steps, pre_tokenizers.steps_of(cuts)) else cuts
 
 

@@ -32,7 +32,7 @@ def read_vocabulary(checkpoint: Checkpoint, vocab_size: int, pre: str | None = N
     Raises:
         ModelError: the tokenizer is absent, malformed or of a kind that llama.cpp does not have.
     """
-    with bounded_faults(checkpoint.folder, "the tokenizer in "):
+    with bounded_faults(checkpoint.folder):
         tokenizer = checkpoint.json("tokenizer.json") or ranked_definition(checkpoint)
         cuts = tekken_override(checkpoint, tokenizer)
         if cuts:
@@ -110,12 +110,12 @@ def _added_tokens(checkpoint: Checkpoint, tokenizer: Mapping[str, Any]) -> dict[
     found: dict[int, AddedToken] = {}
     special = _special_texts(checkpoint)
     for text, i in checkpoint.json("added_tokens.json").items():
-        found[int(i)] = AddedToken(text, special=text in special)
+        found[i] = AddedToken(text, special=text in special)
     decoder = checkpoint.json("tokenizer_config.json").get("added_tokens_decoder") or {}
     for i, entry in decoder.items():
         found[int(i)] = _added(entry)
     for entry in tokenizer.get("added_tokens") or []:
-        found[int(entry["id"])] = _added(entry)
+        found[entry["id"]] = _added(entry)
     return found
 
 
@@ -143,7 +143,7 @@ def _replaced_tokens(tokenizer: Mapping[str, Any]) -> list[str]:
     vocab = (tokenizer.get("model") or {}).get("vocab") or {}
     is_list = isinstance(vocab, list)  # its indices are the ids
     texts = _by_id(((e[0], i) for i, e in enumerate(vocab)) if is_list else vocab.items())
-    added = _by_id((e["content"], int(e["id"])) for e in tokenizer.get("added_tokens") or [])
+    added = _by_id((e["content"], e["id"]) for e in tokenizer.get("added_tokens") or [])
     return [
         f"the token {texts[i]!r} is left out: the added token {text!r} has its id, {i}"
         for i, text in added.items()
@@ -166,7 +166,7 @@ def _added(entry: Mapping[str, Any]) -> AddedToken:
             "(single_word); llama.cpp would match it within words, too"
         )
     flags = {key: bool(entry.get(key)) for key in ("special", "lstrip", "rstrip", "normalized")}
-    return AddedToken(str(entry["content"]), **flags)
+    return AddedToken(entry["content"], **flags)
 
 
 def _check_unique(vocabulary: Vocabulary, folder: Path) -> None:

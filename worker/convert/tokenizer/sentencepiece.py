@@ -124,8 +124,7 @@ def _prepend_scheme(tokenizer: Mapping[str, Any]) -> str:
 
 
 def _squeezes_spaces(tokenizer: Mapping[str, Any]) -> bool:
-    patterns = (s.get("pattern") for s in steps_of(tokenizer.get("normalizer"), "Replace"))
-    found = {pattern.get("Regex") for pattern in patterns if isinstance(pattern, dict)}
-    return not found.isdisjoint((" {2,}", r"\s+", r"\s{2,}")) or any(
-        steps_of(tokenizer.get("pre_tokenizer"), "WhitespaceSplit")
-    )
+    steps = steps_of(tokenizer.get("normalizer"), "Replace")
+    runs = [{"Regex": expression} for expression in (" {2,}", r"\s+", r"\s{2,}")]
+    cuts = steps_of(tokenizer.get("pre_tokenizer"), "WhitespaceSplit")
+    return any(step.get("pattern") in runs for step in steps) or any(cuts)

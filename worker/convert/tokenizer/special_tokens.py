@@ -50,6 +50,10 @@ def special_tokens(
     if "cls" in ids:
         ids.setdefault("bos", ids["cls"])
     edges = _edges(checkpoint.json("tokenizer.json").get("post_processor"))
+    surplus = [i for i in sum(edges or (), []) if not 0 <= i < len(vocabulary.tokens)]
+    if surplus:
+        what = f"adds the token {surplus[0]}, but there are {len(vocabulary.tokens)} tokens"
+        raise ModelError(f"tokenizer.json: its post_processor {what}")
     found: Metadata = {}
     if edges and (embeds or vocabulary.model == "bert"):
         # What the post-processor adds: such a model uses no other beginning or end.
