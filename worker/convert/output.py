@@ -1,8 +1,9 @@
 """The GGUF being written; it gets its name only after verification.
 
-Everything goes to `NAME.partial`, which is renamed to `NAME` after it was read back and verified.
-Its first four bytes are zero until all tensors are written, so no loader takes the file of a
-killed conversion for a model. The next conversion to the same name overwrites that file.
+Everything goes to `NAME.partial` in a temporary folder beside `NAME`, and is renamed to `NAME`
+after it was read back and verified. Its first four bytes are zero until all tensors are written, so
+no loader takes the file of a killed conversion for a model. The next conversion into the same place
+removes it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import numpy.typing as npt
 from worker.convert.family.rules import Metadata, Typed, Value
 from worker.convert.tensor_plan import OutputTensor
 from worker.errors import ModelError, of_file
-from worker.models.scratch import locked
+from worker.models.scratch import Scratch
 
 _MAGIC = b"GGUF"
 _HEAD_BYTES = 1 << 20
@@ -37,35 +38,19 @@ class OutputFile:
         """With `overwrite`, `commit` may replace an existing file."""
         self.path = path
         self._overwrite = overwrite
-        self.partial = path.with_name(path.name + ".partial")
-        self._file = -1
-        self._committed = False
+        try:
+            self._scratch = Scratch(path.parent)
+        except OSError as error:
+            raise ModelError(f"{path} cannot be written: {error.strerror}") from None
+        self.partial = self._scratch.path / f"{path.name}.partial"
 
     def __enter__(self) -> OutputFile:
-        if os.path.lexists(self.partial) and (
-            self.partial.is_symlink() or not self.partial.is_file()
-        ):
-            raise ModelError(
-                f"{self.partial}, where {self.path.name} is written until it is complete, exists "
-                "and is not a regular file; remove it, or choose another output file"
-            )
-        try:
-            # A symlink created since that check is not followed: its target is somebody else's.
-            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
-            while (file := locked(self.partial, flags)) is None:
-                pass  # Another converter renamed or removed it in between.
-        except BlockingIOError:
-            raise ModelError(f"another conversion is writing {self.path}") from None
-        except OSError as error:
-            raise ModelError(f"{self.partial} cannot be written: {error.strerror}") from None
-        self._file = file
-        os.ftruncate(self._file, 0)
+        self._file = os.open(self.partial, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if not self._committed:
-            self.partial.unlink(missing_ok=True)
         os.close(self._file)
+        self._scratch.cleanup()
 
     def write_header(
         self,
@@ -74,14 +59,15 @@ class OutputFile:
         tensors: Sequence[OutputTensor],
     ) -> list[OutputTensor]:
         """Returns the tensors with their offsets."""
-        placed = write_layout(self.partial, architecture, metadata, tensors)
+        with of_file(self.path):
+            placed = write_layout(self.partial, architecture, metadata, tensors)
         os.pwrite(self._file, bytes(len(_MAGIC)), 0)
         return placed
 
     def write(self, data: npt.NDArray[np.uint8], position: int) -> None:
         """Write one chunk's bytes. Thread-safe: chunks do not overlap."""
         view = data.data
-        with of_file(self.partial):
+        with of_file(self.path):
             while len(view):
                 count = os.pwrite(self._file, view, position)
                 view, position = view[count:], position + count
@@ -97,21 +83,20 @@ class OutputFile:
 
     def seal(self) -> None:
         """Write the magic bytes that make the file a GGUF; its name stays the partial one."""
-        with of_file(self.partial):
+        with of_file(self.path):
             os.pwrite(self._file, _MAGIC, 0)
             os.fsync(self._file)
         if hasattr(os, "posix_fadvise"):  # Verification then reads the disk, not the cache.
             os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def commit(self) -> None:
-        with of_file(self.partial):
+        with of_file(self.path):
             os.fsync(self._file)
         if not self._overwrite and os.path.lexists(self.path):
             raise ModelError(
                 f"{self.path} appeared during the conversion and is kept; --overwrite replaces it"
             )
         os.replace(self.partial, self.path)
-        self._committed = True
         folder = os.open(self.path.parent, os.O_RDONLY)
         try:
             with of_file(self.path.parent):
@@ -143,7 +128,7 @@ def write_layout(
             tensor.size_bytes,
             raw_dtype=gguf.GGMLQuantizationType[tensor.kind],
         )
-    with of_file(path), closing(writer):
+    with closing(writer):
         writer.write_header_to_file(path)
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()

@@ -83,7 +83,9 @@ def check_file(source: Path, file: Path, options: Options, report: Report) -> in
             + (f"{manifest.OUTTYPE} {outtype!r}" if outtype else f"no {manifest.OUTTYPE}")
         )
     is_projector = recorded.get(Keys.General.TYPE) == "mmproj"
-    options = replace(options, outtype=str(outtype), scratch=file.parent, projector=is_projector)
+    own = file.absolute().parent
+    folder = own if os.access(own, os.W_OK) else Path(tempfile.gettempdir())
+    options = replace(options, outtype=str(outtype), scratch=folder, projector=is_projector)
     if manifest.IMATRIX in recorded and options.imatrix is None:
         raise ModelError(
             f"{file} was quantised with an importance matrix, which verify needs: give the file "
@@ -98,14 +100,13 @@ def check_file(source: Path, file: Path, options: Options, report: Report) -> in
         _check_metadata(conversion, file)
         check_tensors(conversion, file, report)
         if options.format.tensor_type is None:
-            _quantise_again(conversion, file, report)
+            _quantise_again(conversion, file, folder, report)
     return len(conversion.tensors)
 
 
 def _check_metadata(conversion: Conversion, file: Path) -> None:
     is_quantised = conversion.options.format.tensor_type is None
-    with Scratch(None) as folder:
-        path = folder / "header.gguf"
+    with Scratch(None) as folder, of_file(path := folder / "header.gguf"):
         write_layout(path, conversion.architecture, conversion.metadata)
         expected, found = read_layout(path), read_layout(file)
         for key in sorted(expected.types.keys() | found.types.keys()):
@@ -135,30 +136,26 @@ def _typed(layout: GgufLayout, key: str) -> list[object]:
     return [layout.types[key], array.item_type, *items]
 
 
-def _quantise_again(conversion: Conversion, file: Path, report: Report) -> None:
-    """Quantise again, and compare every byte of the weights with the file's.
+def _quantise_again(conversion: Conversion, file: Path, folder: Path, report: Report) -> None:
+    """Quantise again in `folder`, and compare every byte of the weights with the file's.
 
     Raises:
         ModelError: a tensor has another type or other bytes, or the disk has no room.
     """
-    own = file.absolute().parent
-    folder = own if os.access(own, os.W_OK) else Path(tempfile.gettempdir())
-    with Scratch(folder) as temporary:
-        target = temporary / "again.gguf"
-        what = f"quantising again, to compare {file.name} with it,"
-        weights.check_space(folder / target.name, conversion, what)
-        with OutputFile(target) as out:
-            weights.write_quantised(conversion, out, report)
-            wanted = {entry.name: entry for entry in read_header(out.partial).tensors}
-            for entry in read_header(file).tensors:
-                other = wanted[entry.name]
-                if entry.type_name != other.type_name:
-                    kinds = f"{entry.type_name} instead of {other.type_name}"
-                    raise ModelError(f"{file}: {entry.name} is of type {kinds}")
-                if sha256_of_range(file, entry.offset, entry.n_bytes) != sha256_of_range(
-                    out.partial, other.offset, other.n_bytes
-                ):
-                    raise _differs(entry.name, "not those that llama.cpp's quantiser writes")
+    target = folder / f"{file.name}.again"
+    weights.check_space(target, conversion, f"quantising again, to compare {file.name} with it,")
+    with OutputFile(target) as out:
+        weights.write_quantised(conversion, out, report)
+        wanted = {entry.name: entry for entry in read_header(out.partial).tensors}
+        for entry in read_header(file).tensors:
+            other = wanted[entry.name]
+            if entry.type_name != other.type_name:
+                kinds = f"{entry.type_name} instead of {other.type_name}"
+                raise ModelError(f"{file}: {entry.name} is of type {kinds}")
+            if sha256_of_range(file, entry.offset, entry.n_bytes) != sha256_of_range(
+                out.partial, other.offset, other.n_bytes
+            ):
+                raise _differs(entry.name, "not those that llama.cpp's quantiser writes")
 
 
 def check_tensors(conversion: Conversion, path: Path, report: Report) -> None:

@@ -32,13 +32,17 @@ class Scratch:
         for other in parent.glob(f"{_PREFIX}*{_LOCK}"):
             # It may be locked, gone or another user's.
             with suppress(OSError):
-                if (lock := locked(other, os.O_RDWR)) is not None:
+                if (lock := _locked(other)) is not None:
                     _remove(other, lock)
         while (lock := self._new_lock(parent)) is None:
             pass  # Another process took it for an abandoned one.
         self._lock = lock
         self.path = _folder_of(self._file)
-        self.path.mkdir(0o700)
+        try:
+            self.path.mkdir(0o700)
+        except OSError:  # such as a disk that is full now
+            self.cleanup()
+            raise
 
     def _new_lock(self, parent: Path) -> int | None:
         """Make a file with a lock; `None` if another process got to it first."""
@@ -46,7 +50,7 @@ class Scratch:
         os.close(file)
         self._file = Path(name)
         try:
-            return locked(self._file, os.O_RDWR)
+            return _locked(self._file)
         except (BlockingIOError, FileNotFoundError):
             return None
         except OSError as error:
@@ -63,13 +67,13 @@ class Scratch:
         _remove(self._file, self._lock)
 
 
-def locked(path: Path, flags: int) -> int | None:
+def _locked(path: Path) -> int | None:
     """Open and lock a file; `None` if it was renamed or removed in between.
 
     Raises:
         OSError: it cannot be opened; a `BlockingIOError`: another process holds the lock.
     """
-    file = os.open(path, flags | os.O_CLOEXEC, 0o666)
+    file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         with of_lock():
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

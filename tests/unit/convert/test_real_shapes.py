@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import re
-import threading
 from importlib.resources import files as files_of
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from tests.unit.convert.test_failures import fails
 from tests.unit.convert.test_parity import MODELS, checkpoint
 from worker.api.http.state import sampling_defaults
 from worker.convert import family as package
-from worker.convert.output import OutputFile
 from worker.convert.prepare import Conversion, Options, prepare
 from worker.errors import ModelError
 from worker.models.gguf.header import read_header
@@ -275,34 +273,6 @@ def test_role_markers_are_control_tokens_despite_their_definition(tmp_path: Path
     edit(source / "tokenizer_config.json", bos_token=None, eos_token=None)
     types = prepared(source).metadata["tokenizer.ggml.token_type"]
     assert types[:2] == [TokenType.CONTROL, TokenType.USER_DEFINED]  # type: ignore[index]
-
-
-@pytest.mark.parametrize("end", ["commit", "leave"])
-def test_a_second_converter_never_writes_into_what_the_first_one_finished(
-    tmp_path: Path, end: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It has already opened the partial file when the first one renames or removes it."""
-    path = tmp_path / "model.gguf"
-    first, second = OutputFile(path), OutputFile(path)
-    real, opened = os.open, threading.Event()
-
-    def open_late(*arguments: Any, **keywords: Any) -> int:
-        file = real(*arguments, **keywords)
-        if str(arguments[0]).endswith(".partial") and not opened.is_set():
-            opened.set()
-            first.partial.write_bytes(b"whole")
-            if end == "commit":
-                first.commit()
-            first.__exit__(None, None, None)
-        return file
-
-    first.__enter__()
-    monkeypatch.setattr(os, "open", open_late)
-    with second:
-        assert second.partial.exists()
-        assert path.exists() == (end == "commit")
-        assert not path.exists() or path.read_bytes() == b"whole"
-    assert opened.is_set()
 
 
 def test_an_error_of_the_disk_is_reported(

@@ -25,7 +25,7 @@ from worker.convert.tensor_plan import OutputTensor
 from worker.convert.tokenizer import corpus
 from worker.convert.tokenizer.reference import reference
 from worker.convert.tokenizer.vocabulary import SPACE
-from worker.errors import ModelError, WorkerError
+from worker.errors import ModelError, WorkerError, of_file
 from worker.models.gguf.header import read_header
 from worker.models.scratch import Scratch
 
@@ -81,7 +81,8 @@ class TokenCheck:
         """
         with Scratch(None) as temporary:
             file = temporary / "model.gguf"
-            write_layout(file, architecture, metadata, tensors=tensors)
+            with of_file(file):
+                write_layout(file, architecture, metadata, tensors=tensors)
             try:
                 stdout, stderr = self._child.communicate(f"{file}\n", TIMEOUT_SECONDS)
             except subprocess.TimeoutExpired:
