@@ -562,6 +562,7 @@ def test_a_second_subcommand_is_refused_beside_the_first() -> None:
         parse_flags("cpu", ["plan"], "chat")
 
 
+EMPTY = "an empty text is not a name"
 NO_STREAM = "a stream cannot replace a file here"
 
 
@@ -577,9 +578,9 @@ NO_STREAM = "a stream cannot replace a file here"
         ("model x.gguf --vocab-only", "llorch-convert convert --help lists them."),
         ("list --familes", "did you mean --families?"),
         ("cache -q 1", "llorch-convert cache --help lists them."),
-        *((f"{each} ''", "an empty text is not a file name") for each in ("model", "inspect")),
-        ("cache --cache-dir ''", "an empty text is not a file name"),
-        ("list --models-file ''", "an empty text is not a file name"),
+        *((f"{each} ''", EMPTY) for each in ("model", "inspect")),
+        *((f"model x.gguf --{each} ''", EMPTY) for each in ("name", "pre-tokenizer", "cache-dir")),
+        ("list --models-file ''", EMPTY),
         *((each, NO_STREAM) for each in ("model -", "inspect -", "model x.gguf --imatrix -")),
     ],
 )

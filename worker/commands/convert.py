@@ -71,8 +71,6 @@ def _convert(options: argparse.Namespace, report: Reporter) -> None:
         n_threads=options.threads,
         projector=options.mmproj,
     )
-    if given.imatrix is not None and given.format.tensor_type is not None:
-        raise ConfigError(f"--imatrix is given, but nothing uses it with --outtype {given.outtype}")
     destination, source = _destination(options), _source(options, report)
     matrix = [] if given.imatrix is None else [given.imatrix]
     _refuse_to_overwrite([*checkpoint_files(source), *matrix], destination)
@@ -214,7 +212,9 @@ def _parser() -> argparse.ArgumentParser:
     convert.add_argument(
         "--imatrix", type=_path, help="importance matrix, for types of fewer than 8 bits"
     )
-    convert.add_argument("--name", help="the model's name in the file (default: its folder's)")
+    convert.add_argument(
+        "--name", type=_text, help="the model's name in the file (default: its folder's)"
+    )
     convert.add_argument(
         "--mmproj", action="store_true", help="write the projector for pictures and sounds"
     )
@@ -226,7 +226,7 @@ def _parser() -> argparse.ArgumentParser:
     verify = add_command(commands, "verify", "compare a GGUF with its source SafeTensors")
     _add_source(verify)
     verify.add_argument("file", type=_path, help="the GGUF file that llorch-convert wrote")
-    verify.add_argument("--name", help="the --name of the conversion, if it had one")
+    verify.add_argument("--name", type=_text, help="the --name of the conversion, if it had one")
     text = "the --imatrix of the conversion, if it had one"
     verify.add_argument("--imatrix", type=_path, help=text)
     _add_pre_tokenizer(verify)
@@ -281,12 +281,16 @@ def _add_cache_dir(parser: argparse.ArgumentParser, text: str) -> None:
 
 
 def _path(text: str) -> Path:
-    if not text:  # `Path` would read it as the working folder
-        raise argparse.ArgumentTypeError("an empty text is not a file name")
-    if text == "-":
+    if _text(text) == "-":
         why = "a stream cannot replace a file here; give a file's name"
         raise argparse.ArgumentTypeError(f"{why}, or ./- for a file named -")
     return Path(os.path.expanduser(text))
+
+
+def _text(text: str) -> str:
+    if not text:  # `Path` would read it as the working folder
+        raise argparse.ArgumentTypeError("an empty text is not a name")
+    return text
 
 
 def _add_models_file(parser: argparse.ArgumentParser) -> None:
@@ -302,7 +306,7 @@ def _add_destination(command: argparse.ArgumentParser) -> None:
 
 def _add_pre_tokenizer(parser: argparse.ArgumentParser) -> None:
     text = "llama.cpp's pre-tokenizer, instead of the one that tokenizer.json defines"
-    parser.add_argument("--pre-tokenizer", metavar="NAME", help=text)
+    parser.add_argument("--pre-tokenizer", type=_text, metavar="NAME", help=text)
 
 
 def _days(text: str) -> float:

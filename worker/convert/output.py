@@ -1,9 +1,8 @@
 """The GGUF being written; it gets its name only after verification.
 
-Everything goes to `NAME.partial` in a temporary folder beside `NAME`, and is renamed to `NAME`
-after it was read back and verified. Its first four bytes are zero until all tensors are written, so
-no loader takes the file of a killed conversion for a model. The next conversion into the same place
-removes it.
+Everything goes to a file in a temporary folder beside it, and is renamed after it was read back and
+verified. The first four bytes are zero until all tensors are written, so no loader takes the file
+of a killed conversion for a model. The next conversion into the same place removes it.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import errno
 import logging
 import os
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,19 +37,21 @@ class OutputFile:
         """With `overwrite`, `commit` may replace an existing file."""
         self.path = path
         self._overwrite = overwrite
-        try:
-            self._scratch = Scratch(path.parent)
-        except OSError as error:
-            raise ModelError(f"{path} cannot be written: {error.strerror}") from None
-        self.partial = self._scratch.path / f"{path.name}.partial"
 
     def __enter__(self) -> OutputFile:
-        self._file = os.open(self.partial, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        with ExitStack() as opened:
+            try:
+                folder = opened.enter_context(Scratch(self.path.parent))
+                self.partial = folder / "model.partial"  # `NAME` may have no room for a suffix.
+                self._file = os.open(self.partial, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            except OSError as error:
+                raise ModelError(f"{self.path} cannot be written: {error.strerror}") from None
+            opened.callback(os.close, self._file)
+            self._opened = opened.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        os.close(self._file)
-        self._scratch.cleanup()
+        self._opened.close()
 
     def write_header(
         self,

@@ -34,7 +34,7 @@ from worker.convert.tokenizer.pre_tokenizers import UNKNOWN, unknown
 from worker.convert.tokenizer.read import read_vocabulary
 from worker.convert.tokenizer.special_tokens import special_tokens
 from worker.convert.tokenizer.vocabulary import Vocabulary
-from worker.errors import ModelError
+from worker.errors import ConfigError, ModelError
 from worker.models.checksum import sha256_of_file
 from worker.models.reference import name_of
 from worker.models.scratch import Scratch
@@ -273,8 +273,10 @@ def _add_vocabulary(
 
 
 def _importance(options: Options) -> Metadata:
-    if options.imatrix is None or options.format.tensor_type is not None:
+    if options.imatrix is None:
         return {}
+    if options.format.tensor_type is not None:
+        raise ConfigError(f"--imatrix is given, but nothing uses it for {options.outtype}")
     if not options.imatrix.is_file():
         raise ModelError(f"--imatrix {options.imatrix} is not a file", path=str(options.imatrix))
     return {manifest.IMATRIX: sha256_of_file(options.imatrix)}

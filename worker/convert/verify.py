@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 from gguf.constants import Keys
 
+from worker.background import in_daemon_thread
 from worker.convert import chunks, manifest, weights
 from worker.convert.checkpoint import read_bytes
 from worker.convert.output import OutputFile, write_layout
@@ -91,14 +92,18 @@ def check_file(source: Path, file: Path, options: Options, report: Report) -> in
             f"{file} was quantised with an importance matrix, which verify needs: give the file "
             f"whose SHA-256 is {recorded[manifest.IMATRIX]} with --imatrix"
         )
+    hashing = in_daemon_thread(partial(manifest.digest, source))
     with closing(prepare_checked(source, options)) as conversion:
-        conversion.metadata[manifest.DIGEST] = manifest.digest(source)
+        digest = recorded.get(manifest.DIGEST)  # Compared last, as hashing takes long.
+        conversion.metadata[manifest.DIGEST] = str(digest)
         writer, reader = recorded.get(manifest.VERSION), conversion.metadata[manifest.VERSION]
         if isinstance(writer, str) and writer != reader:
             report.note(f"the file was written by version {writer!r}, and checked by {reader!r}")
             conversion.metadata[manifest.VERSION] = writer
         _check_metadata(conversion, file)
         check_tensors(conversion, file, report)
+        if (actual := hashing.result()) != digest:
+            raise _key_differs(manifest.DIGEST, [actual], [digest])
         if options.format.tensor_type is None:
             _quantise_again(conversion, file, folder, report)
     return len(conversion.tensors)
@@ -112,18 +117,18 @@ def _check_metadata(conversion: Conversion, file: Path) -> None:
         for key in sorted(expected.types.keys() | found.types.keys()):
             wanted, got = _typed(expected, key), _typed(found, key)
             if wanted != got and not (is_quantised and key.startswith(_QUANTISER_PREFIX)):
-                why = _difference(wanted, got) + _FLAG_HINTS.get(key, "")
-                raise ModelError(f"verification of {key} failed: {why}", key=key)
+                raise _key_differs(key, wanted, got)
 
 
-def _difference(wanted: Sequence[object], got: Sequence[object]) -> str:
-    if not got:
-        return "the file lacks it"
-    if not wanted:
-        return "the source does not have it"
+def _key_differs(key: str, wanted: Sequence[object], got: Sequence[object]) -> ModelError:
     pairs = zip_longest(wanted, got, fillvalue="nothing")
     a, b = next((a, b) for a, b in pairs if a != b)
-    return f"it has {b!r:.80} instead of {a!r:.80}"
+    why = f"it has {b!r:.80} instead of {a!r:.80}"
+    if not got:
+        why = "the file lacks it"
+    if not wanted:
+        why = "the source does not have it"
+    return ModelError(f"verification of {key} failed: {why}{_FLAG_HINTS.get(key, '')}", key=key)
 
 
 def _typed(layout: GgufLayout, key: str) -> list[object]:
@@ -142,7 +147,7 @@ def _quantise_again(conversion: Conversion, file: Path, folder: Path, report: Re
     Raises:
         ModelError: a tensor has another type or other bytes, or the disk has no room.
     """
-    target = folder / f"{file.name}.again"
+    target = folder / "again.gguf"
     weights.check_space(target, conversion, f"quantising again, to compare {file.name} with it,")
     with OutputFile(target) as out:
         weights.write_quantised(conversion, out, report)

@@ -53,7 +53,7 @@ def write_quantised(conversion: Conversion, out: OutputFile, report: Report) -> 
     options = conversion.options
     if options.imatrix is not None:
         _check_importance(options.imatrix, conversion.tensors)
-    with OutputFile(out.path.with_name(f"{out.path.name}.intermediate")) as intermediate:
+    with OutputFile(out.path.with_name("intermediate.gguf")) as intermediate:
         write_tensors(conversion, intermediate, report)
         size = sum(tensor.size_bytes for tensor in conversion.tensors)
         report.step("quantize", 0, size)

@@ -601,6 +601,10 @@ def test_an_importance_matrix_that_nothing_would_use_is_refused(
     flags = ["--outtype", "q8_0", "--imatrix", str(tmp_path / "nowhere"), "--progress", "none"]
     assert cli.run([str(TINY), str(target), *flags]) == 2
     assert "--imatrix is given, but nothing uses it" in capsys.readouterr().err
+    made = converted(TINY, tmp_path / "made.gguf", "--outtype", "f16")
+    assert verified(TINY, made, *flags[2:]) == 2
+    assert "--imatrix is given, but nothing uses it for f16" in capsys.readouterr().err
+    made.unlink()
     flags = ["--outtype", "q4_k_m", "--imatrix", str(TINY), "--progress", "none"]
     assert cli.run([str(TINY), str(target), *flags]) == 3
     assert f"--imatrix {TINY} is not a file" in capsys.readouterr().err
@@ -619,6 +623,17 @@ def test_the_reason_of_an_abort_of_the_quantiser_is_reported(
     monkeypatch.setattr(quantize, "__name__", "tests.unit.convert.aborting_quantiser")
     sentence = fails(checkpoint("llama", tmp_path), capsys, "--outtype", "q4_k_m")
     assert sentence.endswith(": GGML_ASSERT(n_dims > 0) failed.")
+
+
+@pytest.mark.parametrize("outtype", ["q8_0", "q4_k_m"])
+def test_a_name_is_as_long_as_the_disk_permits(
+    outtype: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = converted(TINY, tmp_path / ("a" * 255), "--outtype", outtype)
+    assert verified(TINY, target) == 0
+    assert cli.run([str(TINY), f"{target}a", "--outtype", outtype, "--progress", "none"]) == 3
+    assert "aa: File name too long" in capsys.readouterr().err
+    assert [*tmp_path.iterdir()] == [target]
 
 
 def test_a_target_that_is_not_a_file_is_not_replaced(

@@ -88,6 +88,10 @@ def test_one_bit_of_a_k_quant_is_found_and_its_importance_matrix_asked_for(
     flags = ["--imatrix", str(tmp_path / "importance.gguf")]
     target = converted(source, tmp_path / "model.gguf", "--outtype", "q4_k_m", *flags)
     assert verified(source, target, *flags) == 0
+    (source / "added_tokens.json").write_text("{}")  # Nothing but the source's digest differs.
+    assert verified(source, target, *flags) == 3
+    assert "verification of llorch.convert.source_sha256 failed" in capsys.readouterr().err
+    (source / "added_tokens.json").unlink()
     assert verified(source, target) == 3
     assert "with --imatrix" in capsys.readouterr().err
     tensor = next(t for t in read_layout(target).tensors if t.name == name)
@@ -167,7 +171,8 @@ def test_a_key_that_one_side_lacks_is_reported_as_missing(
     assert verified(source, target, "--imatrix", str(matrix)) == 3
     error = capsys.readouterr().err
     assert "imatrix_sha256 failed: the file lacks it; --imatrix must be given, or not" in error
-    assert verify._difference([], ["string", "x"]) == "the source does not have it"
+    surplus = verify._key_differs("key", [], ["string", "x"])
+    assert surplus.message == "verification of key failed: the source does not have it"
 
 
 @pytest.mark.parametrize("outtype", ["f16", "q4_k_m"])
