@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterator, Set
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import gguf
 import numpy as np
@@ -21,7 +20,7 @@ from gguf.constants import Keys
 
 from worker.convert.architectures import FAMILIES
 from worker.convert.checkpoint import READABLE, Checkpoint
-from worker.convert.config import MOST
+from worker.convert.config import MOST, Config
 from worker.convert.family.rules import Into, Metadata, Place
 from worker.convert.malformed import bounded_faults
 from worker.convert.output import OutputFile
@@ -62,7 +61,7 @@ def convert_adapter(folder: Path, base: GgufHeader, target: Path, *, overwrite: 
         ModelError: the adapter is of another kind or does not fit the model; nothing is written.
     """
     with bounded_faults(folder):
-        config = read_json(folder / CONFIG)
+        config = Config(read_json(folder / CONFIG), str(folder / CONFIG))
         _check_kind(folder, config)
         pairs = _pairs(folder, config, base)
     matrices: dict[str, Matrix] = {}
@@ -74,7 +73,7 @@ def convert_adapter(folder: Path, base: GgufHeader, target: Path, *, overwrite: 
         Keys.General.TYPE: gguf.GGUFType.ADAPTER,
         Keys.General.NAME: folder.resolve().name,
         Keys.Adapter.TYPE: "lora",
-        Keys.Adapter.LORA_ALPHA: float(config["lora_alpha"]),
+        Keys.Adapter.LORA_ALPHA: config.number("lora_alpha"),
     }
     tensors = [OutputTensor(n, matrix.shape, (), kind="F32") for n, matrix in matrices.items()]
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -93,29 +92,29 @@ def convert_adapter(folder: Path, base: GgufHeader, target: Path, *, overwrite: 
     return len(pairs)
 
 
-def _check_kind(folder: Path, config: dict[str, Any]) -> None:
+def _check_kind(folder: Path, config: Config) -> None:
     def refuse(what: str) -> ModelError:
         return ModelError(f"The adapter {str(folder)!r} {what}.", path=str(folder))
 
-    if config.get("peft_type") != "LORA":
-        raise refuse(f"is of the type {config.get('peft_type')!r}; only LORA can be converted")
+    if config.values.get("peft_type") != "LORA":
+        given = config.values.get("peft_type")
+        raise refuse(f"is of the type {given!r:.80}; only LORA can be converted")
     for key, what in _REFUSED.items():
-        if config.get(key):
+        if config.values.get(key):
             raise refuse(f"has {what} ({key}), which llama.cpp's adapters have no place for")
-    init = str(config.get("init_lora_weights")).lower()
+    init = str(config.values.get("init_lora_weights")).lower()
     if init.startswith(_OF_ANOTHER_BASE):
         raise refuse(
             f"is for a base that its training changed (init_lora_weights {init!r}); save it with "
             "PEFT as a plain LoRA"
         )
-    if config.get("bias", "none") != "none":
+    if config.values.get("bias", "none") != "none":
         raise refuse("trains biases, which llama.cpp's adapters have no place for")
-    alpha = config.get("lora_alpha")
-    if not isinstance(alpha, int | float) or not 0 < alpha < MOST:
+    if not config.number("lora_alpha"):
         raise refuse("has no lora_alpha above 0")
 
 
-def _pairs(folder: Path, config: dict[str, Any], base: GgufHeader) -> list[Pair]:
+def _pairs(folder: Path, config: Config, base: GgufHeader) -> list[Pair]:
     path = folder / WEIGHTS
     infos = {info.name: info for info in read_header(path)}
     parts: dict[str, dict[str, Matrix]] = {}
@@ -141,18 +140,19 @@ def _pairs(folder: Path, config: dict[str, Any], base: GgufHeader) -> list[Pair]
     return pairs
 
 
-def _factor(config: dict[str, Any], module: str, rank: int) -> float:
+def _factor(config: Config, module: str, rank: int) -> float:
     """The module's own scale, relative to the `lora_alpha / rank` that llama.cpp applies to all."""
 
     def of(key: str, default: float) -> float:
-        for pattern, value in (config.get(key) or {}).items():
+        patterns = config.section(key)
+        for pattern in patterns.values:
             if re.match(rf"(.*\.)?({pattern})$", module):
-                return float(value)
+                return patterns.number(pattern)
         return default
 
-    alpha = of("alpha_pattern", float(config["lora_alpha"]))
-    wanted = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
-    return wanted / (float(config["lora_alpha"]) / rank)
+    alpha = of("alpha_pattern", config.number("lora_alpha"))
+    wanted = alpha / (math.sqrt(rank) if config.flag("use_rslora") else rank)
+    return wanted / (config.number("lora_alpha") / rank)
 
 
 def _placed(module: str, a: Matrix, b: Matrix, base: GgufHeader, path: Path) -> Iterator[Pair]:
