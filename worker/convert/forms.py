@@ -75,7 +75,16 @@ class _Tokenizer(msgspec.Struct):
     post_processor: _Step | None = None
 
 
-class _Settings(msgspec.Struct):
+class _Template(msgspec.Struct):
+    name: str
+    template: str
+
+
+class _Templates(msgspec.Struct):
+    chat_template: str | dict[str, str] | list[_Template] | None = None
+
+
+class _Settings(_Templates):
     added_tokens_decoder: dict[int, _Added] | None = None
 
 
@@ -104,6 +113,7 @@ class _Tekken(msgspec.Struct):
 _FORMS: Mapping[str, Any] = {
     "tokenizer.json": _Tokenizer,
     "tokenizer_config.json": _Settings,
+    "chat_template.json": _Templates,
     "added_tokens.json": dict[str, int],
     "tekken.json": _Tekken,
 }

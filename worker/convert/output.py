@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import shutil
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -107,6 +108,17 @@ class OutputFile:
                 raise
         finally:
             os.close(folder)
+
+
+def check_room(folder: Path, needed: int, what: str) -> None:
+    """Raise `ModelError` if the folder's disk lacks the bytes that `what` needs."""
+    if (available := shutil.disk_usage(folder).free) < needed:
+        raise ModelError(
+            f"{folder} has {available:,} bytes free, {what} needs {needed:,}; free some, or use "
+            "another folder",
+            needed_bytes=needed,
+            available_bytes=available,
+        )
 
 
 def write_layout(

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 from gguf.constants import Keys, PoolingType
 
 from worker.convert.config import Config
@@ -74,4 +73,4 @@ def with_classifier(
 
 
 def _rows(sources: Sequence[Array], d: Dims) -> Array:
-    return np.ascontiguousarray(sources[0][[d.extra[label] for label in LABELS]])
+    return sources[0][[d.extra[label] for label in LABELS]]

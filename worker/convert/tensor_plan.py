@@ -61,7 +61,7 @@ class RowSpan:
 def interleaved(rows: npt.NDArray[Any], head_rows: int) -> npt.NDArray[Any]:
     """Interleave the two halves of each rotary head of `head_rows` rows."""
     halves = rows.reshape(-1, 2, head_rows // 2, rows.shape[-1])
-    return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows.shape)
+    return halves.swapaxes(1, 2).reshape(rows.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +293,7 @@ def _made(rule: Into, d: Dims, shape: Shape, sources: list[npt.NDArray[Any]]) ->
     if made.size != (size_bytes(rule.kind, n_values) if rule.kind else n_values):
         # The shape is that of the first member; the sources of this one have others.
         raise ModelError(f"{rule.target} cannot be made of tensors of different shapes")
-    return made
+    return np.ascontiguousarray(made)
 
 
 def _call(rule: Into, sources: list[npt.NDArray[Any]], d: Dims) -> npt.NDArray[Any]:

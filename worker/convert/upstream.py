@@ -13,7 +13,6 @@ import ast
 import importlib.util
 import json
 import re
-import shutil
 import subprocess
 import sys
 from collections import defaultdict
@@ -25,6 +24,7 @@ from pathlib import Path
 from worker.child_processes import inherited
 from worker.convert.checkpoint import READABLE, Checkpoint
 from worker.convert.family.rules import F32_ALWAYS, Metadata, Typed
+from worker.convert.output import check_room
 from worker.convert.safetensors import TensorInfo
 from worker.convert.tensor_plan import OutputTensor, RowSpan, within_layer
 from worker.errors import ModelError
@@ -85,8 +85,7 @@ def convert(checkpoint: Checkpoint, scratch: Path, projector: str = "") -> GgufH
     outtype = projector or checkpoint.lossless_type().lower()
     n_values = sum(info.n_rows * info.row_length for info in checkpoint.tensors.values())
     size = n_values * (4 if outtype == "f32" else 2)  # Quantised weights take less in the source.
-    if (free := shutil.disk_usage(scratch).free) < size + (64 << 20):
-        raise ModelError(f"{scratch} has {free:,} bytes free, the script's file needs {size:,}")
+    check_room(scratch.parent, size + (64 << 20), "the file of llama.cpp's own converter")
     readable = scratch / "source"
     readable.mkdir()
     for path in checkpoint.folder.iterdir():

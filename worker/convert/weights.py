@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from worker.convert import chunks
-from worker.convert.output import OutputFile
+from worker.convert.output import OutputFile, check_room
 from worker.convert.prepare import Conversion
 from worker.convert.quantize import encode, is_copied, is_finite, to_float32
 from worker.convert.report import Report
@@ -79,12 +78,4 @@ def check_space(destination: Path, conversion: Conversion, what: str) -> None:
     needed = _HEADROOM_BYTES + sum(tensor.size_bytes for tensor in conversion.tensors)
     weights = sum(tensor.n_elements for tensor in conversion.tensors)
     needed += int(weights * conversion.options.format.bits_per_weight / 8)
-    folder = next(each for each in destination.absolute().parents if each.exists())
-    available = shutil.disk_usage(folder).free
-    if available < needed:
-        raise ModelError(
-            f"{folder} has {available:,} bytes free, {what} needs {needed:,}; free some, or use "
-            "another folder",
-            needed_bytes=needed,
-            available_bytes=available,
-        )
+    check_room(next(each for each in destination.absolute().parents if each.exists()), needed, what)

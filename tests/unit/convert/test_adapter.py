@@ -89,7 +89,7 @@ def test_rank_stabilised_scales_are_folded_in(base: Path, copy: Path, tmp_path: 
         ("init_lora_weights", "lora_ga", "a base that its training changed"),
         ("kasa_config", {"beta": 1e-4}, "singular values of its own"),
         ("alpha_pattern", {"up_proj(": 16}, "is malformed"),
-        ("alpha_pattern", {".*_proj": "x"}, "_config.json: alpha_pattern: .*_proj must be a number"),
+        ("alpha_pattern", {".*_proj": "x"}, "alpha_pattern: .*_proj must be a number"),
         ("alpha_pattern", 5, "alpha_pattern must be an object, not 5"),
     ],
 )

@@ -141,7 +141,7 @@ CASES: list[tuple[str, Damage, str]] = [
         for file in ("config.json", "tokenizer.json", "tokenizer_config.json")
     ),
     *(
-        ("llama", lambda f, v=v: edit(f / "tokenizer_config.json", chat_template=v), "a text, or")
+        ("llama", lambda f, v=v: edit(f / "tokenizer_config.json", chat_template=v), "`$.chat_t")
         for v in (5, {"default": None}, ["{{ x }}"], [{"name": "default"}])
     ),
     ("llama", lambda f: (f / "model.safetensors").unlink(), "no .safetensors"),

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import numpy as np
 from gguf.constants import Keys
 
 from worker.convert.architectures.dense import in_rope, is_mistral4
@@ -37,11 +36,11 @@ def _halves(sources: Sequence[Array], d: Dims) -> Array:
 
 
 def _keys(sources: Sequence[Array], d: Dims) -> Array:
-    return np.ascontiguousarray(_halves(sources, d)[:, : d.extra["nope"]].swapaxes(1, 2))
+    return _halves(sources, d)[:, : d.extra["nope"]].swapaxes(1, 2)
 
 
 def _values(sources: Sequence[Array], d: Dims) -> Array:
-    return np.ascontiguousarray(_halves(sources, d)[:, d.extra["nope"] :])
+    return _halves(sources, d)[:, d.extra["nope"] :]
 
 
 def _log_mul(config: Config, _d: Dims) -> float | None:

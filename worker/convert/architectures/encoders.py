@@ -9,7 +9,7 @@ from gguf.constants import Keys, PoolingType
 
 from worker.convert.config import Config
 from worker.convert.family.dims import Dims
-from worker.convert.family.metadata import integer, number, require, sizes
+from worker.convert.family.metadata import integer, local_theta, number, require, sizes
 from worker.convert.family.rules import QKV_BIASES, Array, Family, Metadata
 from worker.errors import ModelError
 
@@ -138,12 +138,6 @@ NOMIC_BERT = Family(
 )
 
 
-def _local_theta(config: Config, _d: Dims) -> float:
-    if config.has("rope_parameters"):
-        return config.rope("sliding_attention").theta
-    return config.number("local_rope_theta", default=10000.0)
-
-
 def _global_theta(config: Config, _d: Dims) -> float:
     default = config.number("global_rope_theta", default=160000.0)
     return config.rope(default_theta=default).theta
@@ -170,7 +164,7 @@ MODERN_BERT = Family(
         Keys.Attention.SLIDING_WINDOW: integer("local_attention", default=128),
         Keys.Attention.SLIDING_WINDOW_PATTERN: integer("global_attn_every_n_layers", default=3),
         Keys.Rope.FREQ_BASE: _global_theta,
-        Keys.Rope.FREQ_BASE_SWA: _local_theta,
+        Keys.Rope.FREQ_BASE_SWA: local_theta("local_rope_theta"),
         Keys.Rope.SCALING_TYPE: "none",
     },
     head="none",

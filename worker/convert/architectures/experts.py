@@ -28,14 +28,13 @@ def half(i: int) -> Make:
 
     def make(sources: Sequence[Array], d: Dims) -> Array:
         both = sources[0].T if sources[0].shape[0] == d.n_embd else sources[0]
-        return np.ascontiguousarray(np.split(both, 2)[i])
+        return np.split(both, 2)[i]
 
     return make
 
 
 def down(sources: Sequence[Array], d: Dims) -> Array:
-    is_transposed = sources[0].shape[-1] == d.n_embd
-    return np.ascontiguousarray(sources[0].T) if is_transposed else sources[0]
+    return sources[0].T if sources[0].shape[-1] == d.n_embd else sources[0]
 
 
 def halves_of(experts: str) -> Sources:

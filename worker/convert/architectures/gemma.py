@@ -10,7 +10,7 @@ from gguf.constants import Keys
 from worker.convert.checkpoint import Checkpoint
 from worker.convert.config import Config
 from worker.convert.family.dims import Dims
-from worker.convert.family.metadata import has_windows, if_given, integer, number
+from worker.convert.family.metadata import if_given, integer, local_theta, number
 from worker.convert.family.rules import Family, Metadata
 from worker.errors import ModelError
 from worker.models.checkpoint_files import DENSE_MODULES
@@ -55,14 +55,6 @@ GEMMA2 = Family(
 )
 
 
-def _local_theta(config: Config, _d: Dims) -> float | None:
-    """The `rope_theta` of the layers that have a window."""
-    if not has_windows(config):
-        return None
-    local = config.section("rope_parameters").section("sliding_attention")
-    return local.number("rope_theta", default=config.number("rope_local_base_freq", default=1e4))
-
-
 GEMMA3 = Family(
     "gemma3",
     ("Gemma3ForCausalLM",),
@@ -70,7 +62,7 @@ GEMMA3 = Family(
     norm_plus=1.0,
     windows=6,
     metadata={
-        Keys.Rope.FREQ_BASE_SWA: _local_theta,
+        Keys.Rope.FREQ_BASE_SWA: local_theta("rope_local_base_freq"),
         Keys.LLM.FINAL_LOGIT_SOFTCAPPING: if_given("final_logit_softcapping"),
     },
     requires={

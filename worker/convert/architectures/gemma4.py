@@ -11,7 +11,7 @@ from gguf.constants import Keys
 
 from worker.convert.config import Config
 from worker.convert.family.dims import Dims
-from worker.convert.family.metadata import counted, if_given, of_dims
+from worker.convert.family.metadata import counted, if_given, local_theta, of_dims
 from worker.convert.family.rules import Family, Setting
 
 
@@ -109,7 +109,7 @@ GEMMA4 = Family(
         Keys.Attention.SHARED_KV_LAYERS: counted("num_kv_shared_layers"),
         Keys.Rope.DIMENSION_COUNT: _FULL_DIM,
         Keys.Rope.DIMENSION_COUNT_SWA: _HEAD_DIM,
-        Keys.Rope.FREQ_BASE_SWA: lambda config, d: config.rope("sliding_attention").theta,
+        Keys.Rope.FREQ_BASE_SWA: local_theta("rope_theta"),
         Keys.LLM.FINAL_LOGIT_SOFTCAPPING: if_given("final_logit_softcapping"),
     },
     windows=1,

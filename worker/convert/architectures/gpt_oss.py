@@ -27,13 +27,9 @@ def _mxfp4(rows: slice) -> Make:
     return make
 
 
-def _every_other(first: int) -> Make:
+def _every_other(first: int, then: Make = lambda sources, _d: sources[0]) -> Make:
     """Gate or up, which alternate in the source."""
-    return lambda sources, _d: np.ascontiguousarray(sources[0][..., first::2])
-
-
-def _every_other_transposed(first: int) -> Make:
-    return lambda sources, d: transposed([sources[0][..., first::2]], d)
+    return lambda sources, d: then([sources[0][..., first::2]], d)
 
 
 def _packed(target: str, rows: slice, name: str) -> Into:
@@ -53,8 +49,8 @@ _SOURCES: Sources = {
     f"{_DOWN_PROJ}_scales": (),
     # As transformers saves them.
     _GATE_UP: (
-        Into(_GATE, make=_every_other_transposed(0), per_expert=True),
-        Into(_UP, make=_every_other_transposed(1), per_expert=True),
+        Into(_GATE, make=_every_other(0, transposed), per_expert=True),
+        Into(_UP, make=_every_other(1, transposed), per_expert=True),
     ),
     _DOWN_PROJ: Into(_DOWN, make=transposed, per_expert=True),
     f"{_GATE_UP}_bias": (

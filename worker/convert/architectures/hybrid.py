@@ -194,8 +194,7 @@ NEMOTRON_H_MOE = replace(
 
 def _tied(config: Config) -> Config:
     """Published configurations have a key of their own, which overrides the usual one."""
-    own = config.values.get("tie_embedding")
-    return config if own is None else config.changed(tie_word_embeddings=own)
+    return config.renamed({"tie_word_embeddings": "tie_embedding"})
 
 
 def _lfm2_config(config: Config) -> Config:
@@ -212,14 +211,11 @@ def _lfm2_dims(config: Config) -> Dims:
     """Older configurations list the layers with attention (all by default), newer ones the kind of
     each layer."""
     d = Dims.of(config)
-    if config.has("layer_types"):
-        given = config.items("layer_types")
-        kinds = ["conv" if kind == "conv" else "attention" for kind in given]
-    else:
-        key, layers = "full_attn_idxs", range(d.n_layers)
-        attending = config.items(key) if config.has(key) else layers
-        kinds = ["attention" if i in attending else "conv" for i in layers]
-    return replace(d, kinds=tuple(kinds))
+    layers = range(d.n_layers)
+    attending = config.items("full_attn_idxs", [*layers])
+    default = ["" if i in attending else "conv" for i in layers]
+    given = config.items("layer_types", default)
+    return replace(d, kinds=tuple("conv" if kind == "conv" else "attention" for kind in given))
 
 
 LFM2 = Family(

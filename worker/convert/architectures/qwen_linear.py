@@ -52,7 +52,7 @@ def _tiled(values: Array, d: Dims, size: int, axis: int = 0) -> Array:
     heads = (d.extra["k_heads"], d.extra["v_heads"] // d.extra["k_heads"], size)
     shape = values.shape
     apart = values.reshape(*shape[:axis], *heads, *shape[axis + 1 :])
-    return np.ascontiguousarray(apart.swapaxes(axis, axis + 1)).reshape(shape)
+    return apart.swapaxes(axis, axis + 1).reshape(shape)
 
 
 def _tiled_heads(inner: Make = squeezed) -> Make:

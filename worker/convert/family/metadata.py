@@ -128,8 +128,14 @@ def rotated(config: Config, head_dim: int, default: float) -> int:
     return int(share * head_dim)
 
 
-def has_windows(config: Config) -> bool:
-    return config.has("sliding_window") and config.values.get("sliding_window_pattern") != 1
+def local_theta(key: str) -> Setting:
+    """The `rope_theta` of the layers with a window; older configurations have it under `key`."""
+
+    def read(config: Config, _d: Dims) -> float:
+        local = config.section("rope_parameters").section("sliding_attention")
+        return local.number("rope_theta", default=config.number(key, default=10000.0))
+
+    return read
 
 
 _WINDOWED = {"sliding_attention": True, "full_attention": False}
@@ -138,7 +144,7 @@ _WINDOWED = {"sliding_attention": True, "full_attention": False}
 def windows(config: Config, d: Dims, period: int) -> Metadata:
     """The sliding window and the layers that have it; without `layer_types`, all but every
     `period`-th."""
-    if not has_windows(config):
+    if not config.has("sliding_window") or config.values.get("sliding_window_pattern") == 1:
         return {}
     for key in ("_sliding_window_pattern", "sliding_window_pattern"):  # The latter has precedence.
         if isinstance(config.values.get(key), int):

@@ -101,7 +101,7 @@ class Place(NamedTuple):
 
 def transposed(sources: Sequence[Array], _d: Dims) -> Array:
     """Transpose a weight that is stored as (inputs, outputs)."""
-    return np.ascontiguousarray(sources[0].swapaxes(-1, -2))
+    return sources[0].swapaxes(-1, -2)
 
 
 def squeezed(sources: Sequence[Array], _d: Dims) -> Array:

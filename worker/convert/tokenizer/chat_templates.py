@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,19 +30,9 @@ def chat_templates(checkpoint: Checkpoint) -> dict[str, str]:
 def _in_json(checkpoint: Checkpoint, name: str) -> dict[str, str]:
     """One template, or several by name: in one object, or in a list of objects."""
     value = checkpoint.json(name).get("chat_template")
-    if value is None:
-        return {}
-    found = {"default": value} if isinstance(value, str) else value
     if isinstance(value, list):
-        with contextlib.suppress(KeyError, TypeError):
-            found = {each["name"]: each["template"] for each in value}
-    texts = found.values() if isinstance(found, dict) else [None]
-    if not all(isinstance(text, str) for text in texts):
-        path = checkpoint.folder / name
-        raise ModelError(
-            f"{path}: chat_template must be a text, or texts with their names", path=str(path)
-        )
-    return dict(found)
+        return {each["name"]: each["template"] for each in value}
+    return {"default": value} if isinstance(value, str) else dict(value or {})
 
 
 def _text(path: Path) -> str:
