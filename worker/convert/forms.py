@@ -68,7 +68,7 @@ class _Step(msgspec.Struct):
 
 
 class _Tokenizer(msgspec.Struct):
-    model: _Model | None = None
+    model: _Model
     added_tokens: list[_AddedWithId] | None = None
     normalizer: _Step | None = None
     pre_tokenizer: _Step | None = None

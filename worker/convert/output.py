@@ -23,6 +23,7 @@ import numpy.typing as npt
 from worker.convert.family.rules import Metadata, Typed, Value
 from worker.convert.tensor_plan import OutputTensor
 from worker.errors import ModelError, of_file
+from worker.models.gguf.tensors import padded
 from worker.models.scratch import Scratch
 
 _MAGIC = b"GGUF"
@@ -145,10 +146,10 @@ def write_layout(
         writer.write_header_to_file(path)
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
-    placed, position = [], _aligned(path.stat().st_size)
+    placed, position = [], padded(path.stat().st_size, gguf.GGUF_DEFAULT_ALIGNMENT)
     for tensor in tensors:
         placed.append(replace(tensor, offset=position))
-        position = _aligned(position + tensor.size_bytes)
+        position = padded(position + tensor.size_bytes, gguf.GGUF_DEFAULT_ALIGNMENT)
     if tensors:
         os.truncate(path, position)
     return placed
@@ -169,7 +170,3 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Value) -> None:
         writer.add_string(key, value)
     elif len(value):
         writer.add_array(key, value)
-
-
-def _aligned(position: int) -> int:
-    return int(gguf.GGUFWriter.ggml_pad(position, gguf.GGUF_DEFAULT_ALIGNMENT))

@@ -68,15 +68,8 @@ class StoredModel:
 
 def stored_models(cache_dir: Path) -> list[StoredModel]:
     """Everything in the cache, the least recently used first."""
-
-    def found() -> list[StoredModel]:
-        return [*_downloads(cache_dir / "hub"), *_conversions(cache_dir / CONVERTED)]
-
-    try:
-        stored = found()
-    except FileNotFoundError:  # a download or a conversion ended meanwhile
-        stored = found()
-    return sorted(stored, key=lambda each: each.last_used)
+    found = [*_downloads(cache_dir / "hub"), *_conversions(cache_dir / CONVERTED)]
+    return sorted(found, key=lambda each: each.last_used)
 
 
 def select(
@@ -130,7 +123,7 @@ def _downloads(hub_dir: Path) -> Iterator[StoredModel]:
             kind="unfinished",
             name=folder.removeprefix("models--").replace("--", "/"),
             size_bytes=part.size_on_disk,
-            last_used=part.file_path.stat().st_mtime,
+            last_used=status_of(part.file_path)[1],
             files=(),
             delete=partial(part.file_path.unlink, missing_ok=True),  # gone with the last snapshot
             locks=tuple((hub_dir / ".locks" / folder).glob(f"{key}.*lock")),
@@ -146,24 +139,35 @@ def _delete_snapshot(hub_dir: Path, commit: str) -> None:
 
 def _conversions(folder: Path) -> Iterator[StoredModel]:
     for path in folder.iterdir() if folder.is_dir() else ():
-        if not path.is_dir():  # such as a file manager's .DS_Store
+        _, last_used = status_of(path)
+        if not last_used or not path.is_dir():  # such as a file manager's .DS_Store
             continue
-        files = [file for file in path.rglob("*") if file.is_file()]
+        files = [Path(at, name) for at, _, names in os.walk(path) for name in names]
+        own = [file for file in files if file.parent == path]
         yield StoredModel(
             key=path.name,
             kind="conversion",
-            name=_converted_name(path),
-            size_bytes=sum(file.stat().st_size for file in files),
-            last_used=path.stat().st_mtime,
+            name=_converted_name(sorted(file for file in own if file.suffix == ".gguf")),
+            size_bytes=sum(status_of(file)[0] for file in files),
+            last_used=last_used,
             files=tuple(file for file in files if file.suffix == ".gguf"),
             delete=partial(shutil.rmtree, path),
-            locks=tuple(path.glob("*.lock")),
+            locks=tuple(file for file in own if file.suffix == ".lock"),
         )
 
 
-def _converted_name(folder: Path) -> str:
+def status_of(path: Path) -> tuple[int, float]:
+    """The size of a file and the time of its last change; zeros if it is gone or may not be seen,
+    as downloads and conversions end at any time."""
+    try:
+        return (status := path.stat()).st_size, status.st_mtime
+    except OSError:
+        return 0, 0.0
+
+
+def _converted_name(files: Sequence[Path]) -> str:
     names = []
-    for path in sorted(folder.glob("*.gguf")):
+    for path in files:
         try:
             header = read_header(path)
             names.append(f"{header.name} {header.quant_kind}")

@@ -7,7 +7,7 @@ import fcntl
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -168,15 +168,18 @@ def test_a_running_download_is_not_removed(cache: Path, capsys: pytest.CaptureFi
 def test_a_file_that_vanishes_meanwhile_is_not_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "converted/0123").mkdir(parents=True)
-    (gone := tmp_path / "converted/0123/m.gguf.partial").touch()
+    (folder := tmp_path / "converted/0123").mkdir(parents=True)
+    (gone := folder / "m.gguf.partial").touch()
 
-    def named(_folder: Path) -> str:
+    def named(_files: Sequence[Path]) -> str:
+        """At each listing another one is gone."""
         gone.unlink(missing_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
         return "m"
 
     monkeypatch.setattr("worker.models.stored._converted_name", named)
     assert [each.size_bytes for each in stored_models(tmp_path)] == [0]
+    assert stored_models(tmp_path) == []
 
 
 @pytest.mark.parametrize("flock", [fcntl.flock, flock_of_nfs])

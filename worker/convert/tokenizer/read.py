@@ -56,8 +56,6 @@ def read_vocabulary(checkpoint: Checkpoint, vocab_size: int, pre: str | None = N
 
 def _read(checkpoint: Checkpoint, tokenizer: Mapping[str, Any], pre: str | None) -> Vocabulary:
     folder, model = checkpoint.folder, tokenizer.get("model")
-    if tokenizer and not isinstance(model, dict):
-        raise ModelError(f"{folder / 'tokenizer.json'} has no model")
     if not checkpoint.json("tokenizer.json") and (folder / TIKTOKEN).is_file():
         if checkpoint.config.get("model_type") not in _SPLITS_LIKE_KIMI:
             raise ModelError(

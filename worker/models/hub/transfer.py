@@ -30,6 +30,7 @@ from huggingface_hub.utils import build_hf_headers, tqdm  # type: ignore[attr-de
 from worker.errors import DownloadError, of_lock
 from worker.models.hub.cache import RepoCache, content_matches
 from worker.models.hub.remote import LIBRARY, RemoteFile, Stopped, translated_errors
+from worker.models.stored import status_of
 from worker.wire.messages import OnProgress, Progress
 
 LOCK_POLL_SECONDS = 0.2
@@ -102,7 +103,7 @@ class Transfer:
             return
         blob.parent.mkdir(parents=True, exist_ok=True)
         # The partial file may not be a prefix of this file: then try once more, from the start.
-        for _ in range(2 if _size_of(partial) else 1):
+        for _ in range(2 if status_of(partial)[0] else 1):
             self._append(file, partial, counter)
             if content_matches(partial, file.etag, file.pin):
                 os.replace(partial, blob)
@@ -138,7 +139,7 @@ class Transfer:
     def _check_disk(self, files: Sequence[RemoteFile]) -> None:
         blobs = self.cache.root / "blobs"
         needed = sum(
-            max(0, (file.size_bytes or 0) - _size_of(blobs / f"{file.etag}.incomplete"))
+            max(0, (file.size_bytes or 0) - status_of(blobs / f"{file.etag}.incomplete")[0])
             for file in files
         )
         self.cache.root.mkdir(parents=True, exist_ok=True)
@@ -257,10 +258,3 @@ def _progress_bar(counter: _Counter) -> Any:
 
 def _by_xet(file: RemoteFile) -> bool:
     return file.in_xet and not constants.HF_HUB_DISABLE_XET
-
-
-def _size_of(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
