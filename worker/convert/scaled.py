@@ -184,12 +184,10 @@ class Method:
 
 def method_of(config: Config) -> Method:
     """The method of the quantised weights; raises `ModelError` if it cannot be converted."""
-    section = config.section("quantization_config")
-    if not section.values:
-        section = config.section("quantization")  # As MLX has it.
-    if not section.values:
-        section = config.section("text_config").section("quantization_config")
-    if not section.values:
+    usual, text = "quantization_config", config.section("text_config")
+    places = (config.section(usual), config.section("quantization"), text.section(usual))
+    section = next((each for each in places if each.values), None)  # The second is MLX's.
+    if section is None:
         return Method()
     default = "MLX" if section.has("bits") else "compressed-tensors"
     name = section.text("quant_method", default)
@@ -310,8 +308,7 @@ def _scaled(parts: Parts, method: Method, read: Read) -> tuple[TensorInfo, Scale
     if numbers.dtype == "U8":
         shape, packing = (*shape[:-1], 2 * shape[-1]), Packing(4)
     elif numbers.dtype in ("I32", "U32"):
-        find = _gptq_awq if names.is_transposed else _mlx if names is _MLX else _compressed
-        shape, packing = find(parts, method, read)
+        shape, packing = _packed(parts, method, read)
     weight = replace(numbers, shape=shape)
     # Other methods pack integers into bytes, too, but with scales of the usual types.
     known = ("F8_E4M3",) if numbers.dtype == "U8" else _FLOATS
@@ -364,8 +361,44 @@ def _scaled(parts: Parts, method: Method, read: Read) -> tuple[TensorInfo, Scale
     )
 
 
-def _compressed(parts: Parts, method: Method, read: Read) -> tuple[tuple[int, ...], Packing]:
-    """The shape that compressed-tensors states for integers in I32s, and their packing."""
+def _packed(parts: Parts, method: Method, read: Read) -> tuple[tuple[int, ...], Packing]:
+    """The shape of a weight whose integers are packed into words, and their packing.
+
+    compressed-tensors states the shape. A row's width follows from MLX's sizes for the module, and
+    from GPTQ's index of the columns, as its layers may differ in bits, or else from the bits.
+    """
+    names, numbers, n_spare = parts.names, parts.numbers, 0
+    shape, row_bits = numbers.shape, 8 * numbers.row_bytes
+    if method.name == "awq":
+        return (shape[0] * _AWQ.unit[0], shape[1]), _AWQ
+    known: Collection[int] = _GPTQ_N_BITS
+    if names is _MLX:
+        n_bits, size, mode = method.module(parts.stem)
+        widths = {n_bits: size * parts.scale.row_length}
+        known = (int(mode[-1]),) if mode in _MLX_TABLES else _MLX_N_BITS
+    elif not names.is_transposed:
+        shape, known, n_spare = _stated(parts, read), range(1, 9), 31
+        widths = dict.fromkeys(method.n_bits, shape[-1])
+    elif (order := parts.get(names.order)) is not None:
+        widths = dict.fromkeys(known, order.n_rows)
+    else:
+        widths = {n: row_bits // n for n in method.n_bits if n in known}
+    fit = [n for n, w in widths.items() if n in known and 0 <= row_bits - n * w <= n_spare]
+    # compressed-tensors before 0.17 left out the bits of an I32 that hold no whole integer.
+    has_gaps = n_spare and fit and 32 % fit[0] and -(-shape[-1] // (32 // fit[0])) * 32 == row_bits
+    if len(fit) != 1 or has_gaps:
+        n, bits = (" or ".join(map(str, sorted(each))) for each in ({*widths.values()}, widths))
+        what = f"{n or 'whole'} integers of {bits or [*method.n_bits]} bits without gaps"
+        raise ModelError(
+            f"tensor {numbers.name} has rows of {row_bits} bits, which are not {what}; those of "
+            f"{', '.join(map(str, known))} bits can be converted",
+            tensor=numbers.name,
+        )
+    return (*shape[:-1], widths[fit[0]]), Packing(fit[0])
+
+
+def _stated(parts: Parts, read: Read) -> tuple[int, ...]:
+    """The weight's shape as compressed-tensors states it."""
     numbers, stated = parts.numbers, parts.get("_shape")
     n = len(numbers.shape)
     if stated is None or stated.dtype not in ("I32", "I64") or prod(stated.shape) != n:
@@ -373,51 +406,9 @@ def _compressed(parts: Parts, method: Method, read: Read) -> tuple[tuple[int, ..
         raise ModelError(f"{numbers.path} lacks {name}, of {n} whole numbers", tensor=name)
     stored = read(stated, 0, stated.n_rows).view(f"<i{int(stated.dtype[1:]) // 8}")
     shape = tuple(stored.reshape(-1).tolist())
-    words = {n: (*shape[:-1], -(-shape[-1] * n // 32)) for n in method.n_bits if n <= 8}
-    # Releases before 0.17 left out the bits of an I32 that hold no whole integer.
-    fit = [n for n, wanted in words.items() if wanted == numbers.shape]
-    if len(fit) != 1 or 32 % fit[0] and -(-shape[-1] // (32 // fit[0])) == numbers.shape[-1]:
-        bits = " or ".join(map(str, sorted(method.n_bits))) or "unknown numbers of"
-        what = f"integers of {bits} bits in shape {list(numbers.shape)} for {list(shape)}"
-        why = "those of 1 to 8 bits without gaps can be converted"
-        raise ModelError(f"tensor {numbers.name} has {what}; {why}", tensor=numbers.name)
-    return shape, Packing(fit[0])
-
-
-def _gptq_awq(parts: Parts, method: Method, _read: Read) -> tuple[tuple[int, ...], Packing]:
-    """The shape that follows from AWQ's or GPTQ's integers per I32, and their packing. GPTQ
-    layers may differ in bits: the index of the columns has the number of columns."""
-    numbers = parts.numbers
-    height, n_words = numbers.shape
-    if method.name == "awq":
-        return (height * _AWQ.unit[0], n_words), _AWQ
-    order = parts.get(parts.names.order)
-    some = _GPTQ_N_BITS if order else method.n_bits
-    widths = {n: order.n_rows if order else 32 * n_words // n for n in some}
-    fit = [n for n, width in widths.items() if n in _GPTQ_N_BITS and n * width == 32 * n_words]
-    if len(fit) != 1:
-        what = f"of {order.n_rows} columns" if order else f"of bits {sorted(some)}"
-        raise ModelError(
-            f"tensor {numbers.name} has {n_words} words of integers {what}; those of 2, 3, 4 and 8 "
-            "bits that fill all words can be converted",
-            tensor=numbers.name,
-        )
-    return (height, widths[fit[0]]), Packing(fit[0])
-
-
-def _mlx(parts: Parts, method: Method, _read: Read) -> tuple[tuple[int, ...], Packing]:
-    """The shape that follows from MLX's sizes for the module, and the packing."""
-    numbers, (n_bits, size, mode) = parts.numbers, method.module(parts.stem)
-    width = size * parts.scale.row_length
-    known = (int(mode[-1]),) if mode in _MLX_TABLES else _MLX_N_BITS
-    if n_bits not in known or n_bits * width != 8 * numbers.row_bytes:
-        raise ModelError(
-            f"tensor {numbers.name} has rows of {numbers.row_bytes} bytes, which are not {width} "
-            f"numbers of {n_bits} bits; those of {', '.join(map(str, known))} bits can be "
-            "converted",
-            tensor=numbers.name,
-        )
-    return (*numbers.shape[:-1], width), Packing(n_bits)
+    if shape[:-1] != numbers.shape[:-1]:
+        raise _unfit(stated, replace(numbers, shape=shape))
+    return shape
 
 
 def _grid(
