@@ -184,7 +184,8 @@ def _instances(checkpoint: Checkpoint, family: Family, d: Dims) -> Iterable[Inst
             if at.member in taken or taken and (at.member < 0 or -1 in taken):
                 other = next(iter(taken.values()))[0].name
                 raise ModelError(f"tensors {other} and {name} both become {target}", tensor=target)
-            beside = [name.removesuffix(at.inner) + also for also in rule.also]
+            before = re.findall(r".*\.\d+\.|", name)[0]
+            beside = [before + also for also in rule.also]
             if lacking := next((other for other in beside if other not in names), None):
                 raise _lacks(checkpoint, lacking)
             taken[at.member] = (info, *(names[other] for other in beside))

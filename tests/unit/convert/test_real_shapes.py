@@ -10,6 +10,7 @@ from importlib.resources import files as files_of
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from gguf.constants import TokenType
 
@@ -238,6 +239,29 @@ def test_experts_are_read_as_transformers_5_has_them_in_memory(
             kept.append((f"{experts}.{name}", kind, shape, data))
     files.write_tensors(path, kept)
     assert [(tensor.name, tensor.shape) for tensor in prepared(source).tensors] == before
+
+
+def test_experts_of_gemma_4_are_read_one_by_one(tmp_path: Path) -> None:
+    """As quantisers save them, which know single matrices only."""
+    source, path = checkpoint("gemma-4-moe", tmp_path), tmp_path / "gemma-4-moe/model.safetensors"
+    target = files.converted(source, tmp_path / "m.gguf", "--outtype", "bf16")
+    wanted = target.read_bytes()
+    apart: list[files.Tensor] = []
+    for name, kind, shape, data in files.read_tensors(path):
+        stem, _, role = name.partition(".experts.")
+        for i, member in enumerate(
+            np.split(np.frombuffer(data, np.uint16), shape[0] if role else 1)
+        ):
+            roles = {"": [name], "down_proj": ["down_proj"]}.get(role, ["gate_proj", "up_proj"])
+            own = [shape[1] // len(roles), shape[2]] if role else shape
+            for each, values in zip(roles, np.split(member, len(roles)), strict=True):
+                full = f"{stem}.experts.{i}.{each}.weight" if role else name
+                apart.append((full, kind, own, values.tobytes()))
+    files.write_tensors(path, apart)
+    files.converted(source, target, "--outtype", "bf16", "--overwrite")
+    assert files.verified(source, target) == 0
+    n = sum(entry.n_bytes for entry in read_header(target).tensors)
+    assert target.read_bytes()[-n:] == wanted[-n:], "the digest of the source differs"
 
 
 def natural(name: str) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +12,8 @@ from gguf.constants import Keys
 from worker.convert.config import Config
 from worker.convert.family.dims import Dims
 from worker.convert.family.metadata import counted, if_given, local_theta, of_dims
-from worker.convert.family.rules import Family, Setting
+from worker.convert.family.rules import Array, Family, Into, Setting
+from worker.convert.quantize import to_float32
 
 
 def _config(config: Config) -> Config:
@@ -87,6 +88,10 @@ def _frequencies(config: Config, d: Dims) -> Mapping[str, npt.NDArray[np.float32
     return {"rope_freqs.weight": values}
 
 
+def _both(sources: Sequence[Array], _d: Dims) -> Array:
+    return np.concatenate([to_float32(each) for each in sources])
+
+
 GEMMA4 = Family(
     "gemma4",
     ("Gemma4ForCausalLM",),
@@ -95,6 +100,10 @@ GEMMA4 = Family(
         "router.scale": "ffn_gate_inp.scale",
         "router.per_expert_scale": "ffn_down_exps.scale",
         "experts.gate_up_proj": "ffn_gate_up_exps",
+        # As quantisers save them.
+        "experts.gate_proj.weight": Into("ffn_gate_up_exps", ("up_proj.weight",), make=_both),
+        "experts.up_proj.weight": (),
+        "experts.down_proj.weight": "ffn_down_exps",
     },
     metadata={
         Keys.LLM.EMBD_LENGTH_PER_LAYER_INP: counted("hidden_size_per_layer_input"),

@@ -54,7 +54,8 @@ class Into:
     """A name in the GGUF. A description omits the layer, and the suffix if it is `weight`; the
     completed rule has both, with `{i}` for the layer's number."""
     also: tuple[str, ...] = ()
-    """Further tensors of the same layer that are passed to `make`."""
+    """Further tensors that are passed to `make`, by their names after the layer's or the member's
+    number."""
     part: tuple[int, int] = (0, 1)
     """(i, n): part i of n equal parts of the rows; in a fused stack, of each expert's rows."""
     make: Make | None = None
@@ -92,11 +93,6 @@ class Place(NamedTuple):
         before, *rest = re.split(r"\.(\d+)(?=\.)", _ROOTS.sub("", name))
         form = before + "".join([".{i}", *rest[1::2]] if rest else "")
         return cls(form, *map(int, rest[:3:2]))
-
-    @property
-    def inner(self) -> str:
-        """The name after the layer's number."""
-        return self.form.rpartition("{i}.")[2]
 
 
 def transposed(sources: Sequence[Array], _d: Dims) -> Array:
