@@ -105,7 +105,6 @@ class Sequence:
             self.tokens.append(token)
             text = self.characters.decode(piece(token, self.request.shown_tokens))
             self.n_released += len(self.match_stops(text)[0])
-        self.lines.resume()
         self.begins.clear()
 
     def match_stops(self, text: str) -> tuple[str, str | None]:
@@ -116,7 +115,8 @@ class Sequence:
         if self.n_out < self.request.sampling.min_tokens:
             return text, None
         text, stop = self.stops.feed(text)
-        return self.lines.feed(text), stop
+        is_new = self.n_released >= self.request.sent_chars
+        return self.lines.feed(text, is_new=is_new), stop
 
     @property
     def prompt_ids(self) -> bytes:

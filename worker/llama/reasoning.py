@@ -62,6 +62,11 @@ class ReasoningTrack:
                 return None  # the model completes the character first
         return self._closing[self._n_closed]
 
+    def end(self) -> None:
+        """Spend what is left of the budget."""
+        if not self._is_spent:
+            self.budget = self._n_spent
+
     @property
     def _is_spent(self) -> bool:
         return self.budget is not None and self._n_spent >= self.budget

@@ -187,8 +187,8 @@ class Sampler:
         return self._follower.copy()
 
     def end_reasoning(self, produced: Sequence[int]) -> None:
-        """Close the open block of reasoning and any later one, by a budget of 0. `produced` are the
-        tokens of the answer so far."""
+        """Close the open block of reasoning, after a character that it has begun, and any later
+        one. `produced` are the tokens of the answer so far."""
         if self._rules is None:
             return
         if self._reasoning is None:
@@ -196,7 +196,7 @@ class Sampler:
             for token in produced:
                 self._reasoning.take(token)
             self._is_plain, self.may_give = False, True
-        self._reasoning.budget = 0
+        self._reasoning.end()
 
     def _track(self, rules: ReasoningRules) -> ReasoningTrack:
         reopens = self._sampling.constraint is None

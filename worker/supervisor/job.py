@@ -211,6 +211,11 @@ class Job:
         return self.stage >= Stage.STARTED
 
     @property
+    def is_repeating(self) -> bool:
+        """Whether the engine has yet to repeat what an earlier one sent."""
+        return bool(self._to_replay)
+
+    @property
     def has_slot(self) -> bool:
         return self.has_started and not self.is_preempted
 
@@ -308,9 +313,8 @@ class Job:
         prompt = tuple(array("i", self._prompt_ids)) if self._prompt_ids else work.prompt
         learned = () if is_replayed else self._learned
         lines = work.lines
-        if produced and lines.after_ms and self._first_token_at is not None:
-            spent_s = time.monotonic() - self._first_token_at
-            lines = replace(lines, spent_ms=round(1000 * spent_s))
+        if lines.after_ms:
+            lines = replace(lines, began=self._first_token_at)
         return replace(
             work,
             prompt=prompt,

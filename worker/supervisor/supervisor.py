@@ -167,9 +167,14 @@ class Supervisor:
         if job is None:
             return False
         job.ends_reasoning = True
-        if job.stage >= Stage.ACCEPTED:  # else it is sent once the engine accepts it
-            self._guardian.engine.send(EndReasoning(job.request_id))
+        self._end_reasoning(job)
         return True
+
+    def _end_reasoning(self, job: Job) -> None:
+        """Pass the client's wish on, once the engine has accepted the job and goes beyond what an
+        earlier one sent."""
+        if job.stage >= Stage.ACCEPTED and not job.is_repeating:
+            self._guardian.engine.send(EndReasoning(job.request_id))
 
     def open(
         self,
@@ -423,7 +428,7 @@ class Supervisor:
                     if (job := self._jobs.by_id.get(event.request_id)) is not None:
                         job.accept(event)
                         if job.ends_reasoning:
-                            self._guardian.engine.send(EndReasoning(event.request_id))
+                            self._end_reasoning(job)
                 case Progress() | EngineFailed() | Ready():
                     self._guardian.follow(event)
                 case PromptScored(request_id=id):
@@ -449,10 +454,13 @@ class Supervisor:
     def _feed(self, job: Job, stream: list[StreamEvent]) -> None:
         """Feed a job that ends, or that continues after a crash, its events of one frame."""
         if job.engine_restarts:
+            was_repeating = job.is_repeating
             try:
                 stream = job.continued(stream)
             except EngineCrashed as error:
                 return self._drop(job, error)
+            if was_repeating and job.ends_reasoning:
+                self._end_reasoning(job)
         if not stream:
             return
         last = stream[-1]

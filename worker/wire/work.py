@@ -88,8 +88,8 @@ class LineLimits(Struct, frozen=True):
     """A line after the first that is indented by fewer blanks ends the answer; its blanks stay."""
     after_ms: int = 0
     """Time after the answer's first text from which on a line's end ends the answer; 0: never."""
-    spent_ms: int = 0
-    """How much of it had passed when this engine got the rest of an answer."""
+    began: float | None = None
+    """When an earlier engine sent that text, in seconds of `time.monotonic()`."""
 
 
 class InferenceRequest(Struct, frozen=True, tag=True):

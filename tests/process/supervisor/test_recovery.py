@@ -35,7 +35,16 @@ from worker.errors import (
 )
 from worker.supervisor.job import Inbox, Job, Stage, StreamEvent
 from worker.supervisor.supervisor import Supervisor
-from worker.wire.messages import Failed, Finished, Started, Token
+from worker.wire.messages import (
+    Accepted,
+    EndReasoning,
+    Failed,
+    Finished,
+    Started,
+    Stats,
+    Submit,
+    Token,
+)
 from worker.wire.sampling import Sampling
 from worker.wire.work import ChatPrompt, InferenceRequest, Tokenize
 
@@ -145,6 +154,26 @@ async def test_tokens_that_a_deterministic_stream_repeats_are_not_forwarded() ->
         stream.cancel()
         events += await all_of(stream)
         assert [type(e) for e in events] == [Started, Token, Failed]
+
+
+async def test_reasoning_ends_only_after_what_a_deterministic_stream_repeats(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The answer would differ from what was sent, and the request would fail."""
+    async with supervised() as supervisor:
+        sent: list[Any] = []
+        monkeypatch.setattr(supervisor._guardian.engine, "send", sent.append)
+        job = supervisor.open(request("hold", deterministic=True))
+        accepted, started, token = Accepted(1, 4), Started(1, 0), Token(1, "a", (5,))
+        supervisor.on_events([accepted, started, token])
+        supervisor.on_lost(EngineCrashed("It died."), frozenset({99}))
+        supervisor.on_events([Stats()])
+        supervisor.on_events([accepted, started])
+        assert supervisor.end_reasoning("j")
+        assert [type(each) for each in sent] == [Submit, Submit]
+        supervisor.on_events([token])
+        assert sent[2:] == [EndReasoning(1)] and not job.has_ended
+        job.cancel()
 
 
 async def test_a_request_that_crashes_the_engine_ends_alone_and_is_quarantined() -> None:

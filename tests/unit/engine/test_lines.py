@@ -35,8 +35,7 @@ def test_after_a_time_the_next_end_of_a_line_ends_the_answer(pieces: list[str], 
     assert sent == "".join(pieces[: late[0] + 1] if late else pieces)
     assert guard.is_over is bool(late)
     if 0 < after < len(pieces) and not late:  # another engine goes on
-        limits = LineLimits(after_ms=1000 * after, spent_ms=1000 * now)
+        limits = LineLimits(after_ms=1000 * after, began=100 - now)
         guard = LineGuard(limits, lambda: 100)
-        guard.feed(sent)
-        guard.resume()
+        assert guard.feed(sent, is_new=False) == sent and not guard.is_over
         assert (guard.feed("b\n"), guard.is_over) == ("b\n", now > after)

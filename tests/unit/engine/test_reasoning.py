@@ -135,12 +135,19 @@ def test_a_constraint_of_the_whole_answer_contains_no_closing(
     assert len(text) == 30 and text.isalpha()
 
 
-def test_a_character_is_completed_before_the_closing(engine: RealEngine) -> None:
+@pytest.mark.parametrize("is_told", [False, True])
+def test_a_character_is_completed_before_the_closing(engine: RealEngine, is_told: bool) -> None:
     fox = engine.tokens_of("🦊")
     assert len(fox) > 1
     produced = (*engine.tokens_of("A fox "), fox[0])
     bias = ((fox[1], 100.0),)
-    closed = answered(engine, len(produced), produced=produced, logit_bias=bias).text
+    wish = replace(WISH, budget=None if is_told else len(produced))
+    wanted = {"max_tokens": 40, "ignore_eos": True, "reasoning": wish, "logit_bias": bias}
+    request_id = engine.submit(PROMPT, produced=produced, **wanted)  # type: ignore[arg-type]
+    if is_told:
+        engine.loop.end_reasoning(request_id)
+    engine.run()
+    closed = engine.text(request_id)
     thought, _, answer = closed.partition(CLOSING)
     assert answer and len(thought) == 1 and "\ufffd" not in thought
 

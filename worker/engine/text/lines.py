@@ -16,26 +16,23 @@ class LineGuard:
 
     def __init__(self, limits: LineLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self._limits, self._clock = limits, clock
-        self._began: float | None = None
+        self._began = limits.began
         self._n_blanks: int | None = None
         """The blanks at the line's beginning so far; `None` after the first other character."""
         self.is_over = False
         """Whether the answer ends here."""
 
-    def feed(self, text: str) -> str:
-        """The part of the next text that belongs to the answer."""
+    def feed(self, text: str, *, is_new: bool = True) -> str:
+        """The part of the next text that belongs to the answer. Time ends no text that an earlier
+        engine has sent, which is not `is_new`: to repeat it takes longer or less long."""
         if self.is_over or not text:
             return ""
         if self._began is None:
             self._began = self._clock()
-        if "\n" in text and 0 < self._limits.after_ms < 1000 * (self._clock() - self._began):
+        ends_line = is_new and "\n" in text
+        if ends_line and 0 < self._limits.after_ms < 1000 * (self._clock() - self._began):
             self.is_over = True
         return self._indented(text) if self._limits.n_indent > 0 else text
-
-    def resume(self) -> None:
-        """Count the time before this engine, once the text of earlier ones was fed."""
-        if self._began is not None:
-            self._began -= self._limits.spent_ms / 1000
 
     def _indented(self, text: str) -> str:
         for index, character in enumerate(text):
