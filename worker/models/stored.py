@@ -140,7 +140,7 @@ def _delete_snapshot(hub_dir: Path, commit: str) -> None:
 def _conversions(folder: Path) -> Iterator[StoredModel]:
     for path in folder.iterdir() if folder.is_dir() else ():
         _, last_used = status_of(path)
-        if not last_used or not path.is_dir():  # such as a file manager's .DS_Store
+        if not path.is_dir():  # gone, or such as a file manager's .DS_Store
             continue
         files = [Path(at, name) for at, _, names in os.walk(path) for name in names]
         own = [file for file in files if file.parent == path]
