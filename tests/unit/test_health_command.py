@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from tests.support.certificate import own_certificate
+from worker import installation
 from worker import main as command_line
 from worker.commands import chat, health, served
 from worker.errors import NotReady, WorkerError
@@ -74,6 +75,14 @@ def test_own_flags_and_variables_count_if_the_first_process_is_no_worker(
     first_process.unlink()
     monkeypatch.setenv("LLORCH_PORT", str(port))
     assert command_line.main("cpu", ["health"]) == 0
+
+
+def test_a_worker_elsewhere_is_asked_without_an_engine_here(
+    port: int, first_process: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first_process.write_text("")
+    monkeypatch.setattr(installation, "ENGINE", "no-such-engine")
+    assert command_line.main("cpu", ["health", "--port", str(port)]) == 0
 
 
 def test_an_unhealthy_or_absent_worker_is_a_failure(

@@ -44,6 +44,7 @@ SUBCOMMANDS: Mapping[str, Subcommand] = {
         ("server",),
         "0 the worker is healthy, 1 it is not or does not answer, 2 usage or config, "
         "4 backend mismatch",
+        needs_engine=False,  # as for chat
     ),
     "doctor": Subcommand(
         "Check everything that a start needs; exit with 0 if it would succeed.",
